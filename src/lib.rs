@@ -1,13 +1,21 @@
 //! Attention derived from continuous time, as WGSL kernels on wgpu.
 
+#![deny(unsafe_code)]
+
 pub mod attention;
 pub mod efla;
 mod error;
+mod gpu;
+mod kernel;
 pub mod reference;
+mod shader;
 mod tensor;
+mod trusted;
 
-pub use attention::{AttentionConfig, AttentionShape, Method, Sink};
+pub use attention::{Attention, AttentionConfig, AttentionPlan, AttentionShape, AttentionTensors, Method, Sink};
 pub use efla::{EflaConfig, EflaShape, Form, Integrator};
 pub use error::{Error, Result};
-pub use tensor::DType;
+pub use gpu::{AdapterChoice, Gpu, GpuOptions};
+pub use kernel::Call;
+pub use tensor::{DType, Tensor, TensorView};
 pub use wgpu;

@@ -1,6 +1,13 @@
-//! Continuous softmax attention: configuration and shapes.
+//! Continuous softmax attention.
+
+pub(crate) mod forward;
+
+pub use forward::AttentionPlan;
 
 use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::kernel::Call;
+use crate::tensor::TensorView;
 
 /// Which attention is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -129,3 +136,108 @@ impl AttentionShape {
 
 /// Largest D, D_v of either operator.
 pub const MAX_DIM: usize = 256;
+
+/// The tensors of one attention call, in the shapes of [`AttentionShape`], all f32 with the last dimension contiguous.
+/// They may be ranges of one buffer; outputs may not overlap anything.
+#[derive(Debug, Clone)]
+pub struct AttentionTensors {
+    /// Queries.
+    pub q: TensorView,
+    /// Keys of the tokens.
+    pub k: TensorView,
+    /// Values of the tokens.
+    pub v: TensorView,
+    /// Key of node 0; given exactly when the sink is [`Sink::Given`].
+    pub sink_k: Option<TensorView>,
+    /// Value of node 0; given exactly when the sink is [`Sink::Given`].
+    pub sink_v: Option<TensorView>,
+    /// Δ_i ≥ 0 at entry i − 1: the length of the segment that ends in token i; 1 when absent.
+    pub intervals: Option<TensorView>,
+    /// Written: the attention's result.
+    pub out: TensorView,
+    /// Written when given: ln of the normaliser, −∞ for rows without a segment. The backward pass needs it.
+    pub lse: Option<TensorView>,
+    /// [`AttentionPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
+    pub workspace: Option<TensorView>,
+}
+
+impl AttentionTensors {
+    /// A call without optional tensors.
+    pub fn new(q: TensorView, k: TensorView, v: TensorView, out: TensorView) -> Self {
+        AttentionTensors { q, k, v, sink_k: None, sink_v: None, intervals: None, out, lse: None, workspace: None }
+    }
+
+    /// The sizes that q and k state.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when either has not four dimensions.
+    pub fn shape(&self) -> Result<AttentionShape> {
+        match (self.q.shape(), self.k.shape()) {
+            (&[batch, heads, queries, _], &[_, kv_heads, keys, _]) => {
+                Ok(AttentionShape { batch, heads, kv_heads, queries, keys })
+            }
+            (q, k) => {
+                let (name, shape) = if q.len() == 4 { ("k", k) } else { ("q", q) };
+                Err(Error::argument(name, format!("shape {shape:?}"), "[batch, heads, tokens, dim]"))
+            }
+        }
+    }
+}
+
+/// Continuous softmax attention, or ordinary attention by the same kernels.
+///
+/// On segment i, between nodes i − 1 and i, keys and values are linear: k(s) = (1 − s) k_{i−1} + s k_i. A query row
+/// integrates over the segments it sees:
+///
+/// out = ∫ exp(scale q·k(s)) v(s) ds / ∫ exp(scale q·k(s)) ds,  lse = ln ∫ exp(scale q·k(s)) ds.
+///
+/// The integral is exact: with a_i = scale q·k_i and φ₂(x) = (eˣ − 1 − x)/x², node i weighs
+/// Δ_i e^{a_i} φ₂(a_{i−1} − a_i) + Δ_{i+1} e^{a_i} φ₂(a_{i+1} − a_i).
+/// Source: *连续化 Softmax Attention* (spaces.ac.cn, archive 11980), after *Continuum Attention* (arXiv 2406.06486).
+///
+/// Cheap to clone. [`Attention::plan`] → [`AttentionPlan::bind`] → [`Call::record`], or [`Attention::forward`].
+#[derive(Debug, Clone)]
+pub struct Attention {
+    gpu: Gpu,
+    config: AttentionConfig,
+}
+
+impl Attention {
+    /// Validates the configuration and compiles its kernels.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a configuration that can't be, [`Error::Gpu`] when a kernel doesn't compile.
+    pub fn new(gpu: &Gpu, config: AttentionConfig) -> Result<Self> {
+        config.validate()?;
+        gpu.precompile(&forward::FORWARD, forward::constants(config.method, config.value_dim))?;
+        Ok(Attention { gpu: gpu.clone(), config })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &AttentionConfig {
+        &self.config
+    }
+
+    /// The device it runs on.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Validates sizes and lays out the workspace of a forward call.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for heads that can't be grouped, [`Error::Limit`] for sizes over the device's limits.
+    pub fn plan(&self, shape: &AttentionShape) -> Result<AttentionPlan> {
+        AttentionPlan::new(self, shape)
+    }
+
+    /// Plans, binds and records a forward call in a compute pass of its own.
+    ///
+    /// # Errors
+    /// As [`Attention::plan`] and [`AttentionPlan::bind`]; nothing is recorded then.
+    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &AttentionTensors) -> Result<()> {
+        let call: Call = self.plan(&tensors.shape()?)?.bind(tensors)?;
+        call.encode(encoder);
+        Ok(())
+    }
+}

@@ -1,0 +1,377 @@
+// Continuous softmax attention, forward, in one pass (flash style); with CONTINUOUS = 0 ordinary softmax attention.
+//
+// Keys and values are linear between nodes; node 0 is the sink, node n the token n − 1. A row integrates
+// e^{a(s)} v(s) over its segments. Segment i, of length Δ_i, runs from node i − 1 to node i; with δ = a_i − a_{i−1}:
+//
+//     left weight, to node i − 1:  L_i = Δ_i e^{a_{i−1}} φ₂(δ)     right weight, to node i:  R_i = Δ_i e^{a_i} φ₂(−δ)
+//     w_n = R_n + L_{n+1}          out = Σ w_n v_n / Σ w_n         lse = ln Σ w_n
+//
+// A workgroup owns BLOCK_Q rows of one head and walks tiles of BLOCK_K nodes:
+//   1. logits [BLOCK_Q, D] x [D, BLOCK_K], staged STAGE columns at a time; each invocation has 4 rows x 4 nodes;
+//   2. weights, one invocation a row: running maximum, one exponential a logit, segment weights. A node's weight is
+//      complete only when the segment to its right is known, so the weights of a tile belong to the nodes one
+//      further left (LAG): from tile to tile a row carries the last logit and the last right weight;
+//   3. out [BLOCK_Q, BLOCK_K] x [BLOCK_K, D_v], STAGE columns at a time, 4 rows x 4 columns an invocation, the sums
+//      of a tile kept apart from the running ones so that rounding grows with the number of tiles, not of tokens.
+//
+// What a row doesn't see must not reach it, not even a NaN: inactive segments are selected away, and in tiles that
+// some row sees only in part, a weight of −1 says "not seen" and the value is selected away too.
+
+const SINK_FIRST: u32 = 1u;
+const SINK_GIVEN: u32 = 2u;
+const LAG: i32 = i32(CONTINUOUS);
+
+const THREADS_K: u32 = BLOCK_K / 4u;
+const THREADS: u32 = BLOCK_Q * BLOCK_K / 16u;
+// Columns staged at a time, as vectors of 4; one more a row, so that rows start in different memory banks.
+const STAGE: u32 = BLOCK_K / 4u;
+const PITCH: u32 = STAGE + 1u;
+// The identity of max over finite numbers. Whether a row has seen anything is a count, not a value.
+const LOWEST: f32 = -3.4028234e38;
+
+var<workgroup> q_stage: array<vec4<f32>, BLOCK_Q * PITCH>;
+// Keys, then values.
+var<workgroup> kv_stage: array<vec4<f32>, BLOCK_K * PITCH>;
+// Logits, then weights: [BLOCK_Q][BLOCK_K].
+var<workgroup> scores: array<vec4<f32>, BLOCK_Q * PITCH>;
+// Per row: factor on what was summed so far; at the end the integral Z, 0 where the row has none.
+var<workgroup> row_factor: array<f32, BLOCK_Q>;
+
+// First and last node that a row sees; last < first: none.
+fn visible_nodes(row: u32) -> vec2<i32> {
+    if row >= params.queries {
+        return vec2(0, -1);
+    }
+    let last = select(i32(params.keys), i32(row + 1u) + params.alignment, params.causal == 1u);
+    if params.sink == SINK_FIRST && last < 1 {
+        return vec2(0, -1);
+    }
+    return vec2(max(params.first_node, last - params.window), last);
+}
+
+// 4 columns of a query row times scale, 0 past the end.
+fn load_q(base: u32, row: u32, column: u32) -> vec4<f32> {
+    if row >= params.queries || column >= params.head_dim {
+        return vec4(0.0);
+    }
+    let start = base + row * params.q.w;
+    let end = params.head_dim - 1u;
+    let c = column + vec4(0u, 1u, 2u, 3u);
+    let at = start + min(c, vec4(end));
+    let x = vec4(q[at.x], q[at.y], q[at.z], q[at.w]) * params.scale;
+    return select(vec4(0.0), x, c <= vec4(end));
+}
+
+// 4 columns of a node's key, 0 past the end.
+fn load_k(base: u32, sink_base: u32, node: i32, column: u32) -> vec4<f32> {
+    if node > i32(params.keys) || column >= params.head_dim {
+        return vec4(0.0);
+    }
+    let end = params.head_dim - 1u;
+    let c = column + vec4(0u, 1u, 2u, 3u);
+    var x = vec4(0.0);
+    if node >= 1 || (params.sink == SINK_FIRST && params.keys > 0u) {
+        let at = base + u32(max(node, 1) - 1) * params.k.w + min(c, vec4(end));
+        x = vec4(k[at.x], k[at.y], k[at.z], k[at.w]);
+    } else if params.sink == SINK_GIVEN {
+        let at = sink_base + min(c, vec4(end));
+        x = vec4(packed[at.x], packed[at.y], packed[at.z], packed[at.w]);
+    }
+    return select(vec4(0.0), x, c <= vec4(end));
+}
+
+// 4 columns of a node's value, 0 past the end.
+fn load_v(base: u32, sink_base: u32, node: i32, column: u32) -> vec4<f32> {
+    if node > i32(params.keys) || column >= params.value_dim {
+        return vec4(0.0);
+    }
+    let end = params.value_dim - 1u;
+    let c = column + vec4(0u, 1u, 2u, 3u);
+    var x = vec4(0.0);
+    if node >= 1 || (params.sink == SINK_FIRST && params.keys > 0u) {
+        let at = base + u32(max(node, 1) - 1) * params.v.w + min(c, vec4(end));
+        x = vec4(v[at.x], v[at.y], v[at.z], v[at.w]);
+    } else if params.sink == SINK_GIVEN {
+        let at = sink_base + min(c, vec4(end));
+        x = vec4(packed[at.x], packed[at.y], packed[at.z], packed[at.w]);
+    }
+    return select(vec4(0.0), x, c <= vec4(end));
+}
+
+// Lengths of the segments that end in 4 nodes.
+fn load_intervals(base: u32, node: i32) -> vec4<f32> {
+    if params.has_intervals == 0u {
+        return vec4(1.0);
+    }
+    let at = base + vec4<u32>(clamp(node + vec4(0, 1, 2, 3), vec4(1), vec4(i32(params.keys))) - 1);
+    return vec4(packed[at.x], packed[at.y], packed[at.z], packed[at.w]);
+}
+
+fn largest(x: vec4<f32>) -> f32 {
+    return max(max(x.x, x.y), max(x.z, x.w));
+}
+
+fn count(x: vec4<bool>) -> u32 {
+    return dot(select(vec4(0u), vec4(1u), x), vec4(1u));
+}
+
+struct SegmentWeights {
+    left: vec4<f32>,
+    right: vec4<f32>,
+}
+
+// φ₂ weights of 4 segments of length 1: δ = a1 − a0, p = e^{a − m} at either end. Either branch gets an argument of
+// its own domain, so that the one not taken makes no NaN.
+fn segment_weights(delta: vec4<f32>, p0: vec4<f32>, p1: vec4<f32>) -> SegmentWeights {
+    let far = abs(delta) >= vec4(1.5);
+    let near_delta = select(delta, vec4(0.0), far);
+    let y = near_delta * near_delta;
+    let even = phi_even(y);
+    let odd = near_delta * phi_odd(y);
+    let far_delta = select(vec4(3.0), delta, far);
+    let r = 1.0 / far_delta;
+    return SegmentWeights(
+        select(p0 * (even + odd), (p1 - p0 * (1.0 + far_delta)) * r * r, far),
+        select(p1 * (even - odd), (p0 - p1 * (1.0 - far_delta)) * r * r, far),
+    );
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let index = workgroup_index(workgroup, workgroups);
+    if index >= params.workgroups {
+        return;
+    }
+    // The last rows see most nodes: they start first.
+    let block = params.row_blocks - 1u - index % params.row_blocks;
+    let head = (index / params.row_blocks) % params.heads;
+    let batch = index / (params.row_blocks * params.heads);
+    let kv_head = head / params.group;
+    let q_base = params.q.x + batch * params.q.y + head * params.q.z;
+    let k_base = params.k.x + batch * params.k.y + kv_head * params.k.z;
+    let v_base = params.v.x + batch * params.v.y + kv_head * params.v.z;
+    let sink = select(0u, batch, params.sink_batch > 1u) * params.kv_heads + kv_head;
+    let sink_k = params.packed_sink_k + sink * params.head_dim;
+    let sink_v = params.packed_sink_v + sink * params.value_dim;
+    let intervals = params.packed_intervals + batch * params.keys;
+
+    let row0 = block * BLOCK_Q;
+    // Both ends never decrease with the row.
+    let lowest = visible_nodes(row0);
+    let highest = visible_nodes(min(row0 + BLOCK_Q, params.queries) - 1u);
+
+    // Of the row that this invocation weighs (the first BLOCK_Q invocations have one).
+    let own = visible_nodes(row0 + thread);
+    var row_max = 0.0;
+    var row_sum = 0.0;
+    var row_active = 0u;
+    var carried_logit = 0.0;
+    var carried_weight = 0.0;
+
+    // Of the 4 rows x 4 columns that this invocation sums: rows 4y.., columns 4x.. of every STAGE.
+    let x = thread % THREADS_K;
+    let y = thread / THREADS_K;
+    var sums: array<vec4<f32>, 4u * VALUE_STAGES>;
+    for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
+        sums[i] = vec4(0.0);
+    }
+
+    for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(BLOCK_K)) {
+        // 1. Logits.
+        var logits0 = vec4(0.0);
+        var logits1 = vec4(0.0);
+        var logits2 = vec4(0.0);
+        var logits3 = vec4(0.0);
+        for (var column0 = 0u; column0 < params.head_dim; column0 += 4u * STAGE) {
+            workgroupBarrier();
+            for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                let column = column0 + 4u * (i % STAGE);
+                q_stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
+            }
+            for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+                let column = column0 + 4u * (i % STAGE);
+                kv_stage[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, node0 + i32(i / STAGE), column);
+            }
+            workgroupBarrier();
+            for (var c = 0u; c < STAGE; c++) {
+                let k0 = kv_stage[(4u * x) * PITCH + c];
+                let k1 = kv_stage[(4u * x + 1u) * PITCH + c];
+                let k2 = kv_stage[(4u * x + 2u) * PITCH + c];
+                let k3 = kv_stage[(4u * x + 3u) * PITCH + c];
+                let q0 = q_stage[(4u * y) * PITCH + c];
+                let q1 = q_stage[(4u * y + 1u) * PITCH + c];
+                let q2 = q_stage[(4u * y + 2u) * PITCH + c];
+                let q3 = q_stage[(4u * y + 3u) * PITCH + c];
+                logits0 += vec4(dot(q0, k0), dot(q0, k1), dot(q0, k2), dot(q0, k3));
+                logits1 += vec4(dot(q1, k0), dot(q1, k1), dot(q1, k2), dot(q1, k3));
+                logits2 += vec4(dot(q2, k0), dot(q2, k1), dot(q2, k2), dot(q2, k3));
+                logits3 += vec4(dot(q3, k0), dot(q3, k1), dot(q3, k2), dot(q3, k3));
+            }
+        }
+        scores[(4u * y) * PITCH + x] = logits0;
+        scores[(4u * y + 1u) * PITCH + x] = logits1;
+        scores[(4u * y + 2u) * PITCH + x] = logits2;
+        scores[(4u * y + 3u) * PITCH + x] = logits3;
+        workgroupBarrier();
+
+        // 2. Weights.
+        if thread < BLOCK_Q {
+            let row = thread * PITCH;
+            // Segment n is active if the row sees nodes n − 1 and n and it has a length; an ordinary token if seen.
+            let first_active = own.x + LAG;
+            var tile_max = LOWEST;
+            var tile_active = 0u;
+            var left = carried_logit;
+            for (var c = 0u; c < STAGE; c++) {
+                let a = scores[row + c];
+                let node = node0 + i32(4u * c) + vec4(0, 1, 2, 3);
+                var active = (node >= vec4(first_active)) & (node <= vec4(own.y));
+                var top = a;
+                if CONTINUOUS == 1u {
+                    active = active & (load_intervals(intervals, node.x) > vec4(0.0));
+                    top = max(a, vec4(left, a.xyz));
+                }
+                tile_max = max(tile_max, largest(select(vec4(LOWEST), top, active)));
+                tile_active += count(active);
+                left = a.w;
+            }
+            var factor = 1.0;
+            if tile_active > 0u {
+                if row_active > 0u {
+                    let new_max = max(row_max, tile_max);
+                    factor = exp(row_max - new_max);
+                    row_max = new_max;
+                } else {
+                    row_max = tile_max;
+                }
+                row_active += tile_active;
+            }
+            row_factor[thread] = factor;
+
+            var tile_sum = 0.0;
+            var pending = carried_weight * factor;
+            left = carried_logit;
+            // No end of an active segment lies above the maximum; the others may, and are not used.
+            var p_left = exp(min(left - row_max, 0.0));
+            for (var c = 0u; c < STAGE; c++) {
+                let a = scores[row + c];
+                let node = node0 + i32(4u * c) + vec4(0, 1, 2, 3);
+                let seen = (node - LAG >= vec4(own.x)) & (node - LAG <= vec4(own.y));
+                var weight: vec4<f32>;
+                if CONTINUOUS == 0u {
+                    weight = select(vec4(0.0), exp(select(vec4(0.0), a - row_max, seen)), seen);
+                } else {
+                    let delta_t = load_intervals(intervals, node.x);
+                    let active = (node >= vec4(first_active)) & (node <= vec4(own.y)) & (delta_t > vec4(0.0));
+                    let p = exp(min(a - row_max, vec4(0.0)));
+                    let unit = segment_weights(a - vec4(left, a.xyz), vec4(p_left, p.xyz), p);
+                    let right = select(vec4(0.0), delta_t * unit.right, active);
+                    weight = select(vec4(0.0), delta_t * unit.left, active) + vec4(pending, right.xyz);
+                    pending = right.w;
+                    left = a.w;
+                    p_left = p.w;
+                }
+                tile_sum += weight.x + weight.y + weight.z + weight.w;
+                scores[row + c] = select(vec4(-1.0), weight, seen);
+            }
+            row_sum = row_sum * factor + tile_sum;
+            carried_logit = left;
+            carried_weight = pending;
+        }
+        workgroupBarrier();
+
+        // 3. Sums of values. A tile is whole if every row sees every node of it.
+        let value0 = node0 - LAG;
+        let whole = value0 >= highest.x && value0 + i32(BLOCK_K) - 1 <= lowest.y;
+        let factor0 = row_factor[4u * y];
+        let factor1 = row_factor[4u * y + 1u];
+        let factor2 = row_factor[4u * y + 2u];
+        let factor3 = row_factor[4u * y + 3u];
+        for (var stage = 0u; stage < VALUE_STAGES; stage++) {
+            workgroupBarrier();
+            for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+                let column = 4u * (stage * STAGE + i % STAGE);
+                kv_stage[i / STAGE * PITCH + i % STAGE] = load_v(v_base, sink_v, value0 + i32(i / STAGE), column);
+            }
+            workgroupBarrier();
+            var sum0 = vec4(0.0);
+            var sum1 = vec4(0.0);
+            var sum2 = vec4(0.0);
+            var sum3 = vec4(0.0);
+            for (var c = 0u; c < STAGE; c++) {
+                let w0 = scores[(4u * y) * PITCH + c];
+                let w1 = scores[(4u * y + 1u) * PITCH + c];
+                let w2 = scores[(4u * y + 2u) * PITCH + c];
+                let w3 = scores[(4u * y + 3u) * PITCH + c];
+                let v0 = kv_stage[(4u * c) * PITCH + x];
+                let v1 = kv_stage[(4u * c + 1u) * PITCH + x];
+                let v2 = kv_stage[(4u * c + 2u) * PITCH + x];
+                let v3 = kv_stage[(4u * c + 3u) * PITCH + x];
+                if whole {
+                    sum0 += w0.x * v0 + w0.y * v1 + w0.z * v2 + w0.w * v3;
+                    sum1 += w1.x * v0 + w1.y * v1 + w1.z * v2 + w1.w * v3;
+                    sum2 += w2.x * v0 + w2.y * v1 + w2.z * v2 + w2.w * v3;
+                    sum3 += w3.x * v0 + w3.y * v1 + w3.z * v2 + w3.w * v3;
+                } else {
+                    sum0 += seen_sum(w0, v0, v1, v2, v3);
+                    sum1 += seen_sum(w1, v0, v1, v2, v3);
+                    sum2 += seen_sum(w2, v0, v1, v2, v3);
+                    sum3 += seen_sum(w3, v0, v1, v2, v3);
+                }
+            }
+            sums[4u * stage] = sums[4u * stage] * factor0 + sum0;
+            sums[4u * stage + 1u] = sums[4u * stage + 1u] * factor1 + sum1;
+            sums[4u * stage + 2u] = sums[4u * stage + 2u] * factor2 + sum2;
+            sums[4u * stage + 3u] = sums[4u * stage + 3u] * factor3 + sum3;
+        }
+        workgroupBarrier();
+    }
+
+    if thread < BLOCK_Q {
+        row_factor[thread] = select(0.0, row_sum, row_active > 0u);
+        let row = row0 + thread;
+        if params.has_lse == 1u && row < params.queries {
+            // A constant that is not finite is an error in WGSL; a variable's bits are not.
+            var lse_bits = 0xff800000u;
+            if row_active > 0u {
+                lse_bits = bitcast<u32>(row_max + log(row_sum));
+            }
+            lse[params.lse.x + batch * params.lse.y + head * params.lse.z + row * params.lse.w] =
+                bitcast<f32>(lse_bits);
+        }
+    }
+    workgroupBarrier();
+    let out_base = params.out.x + batch * params.out.y + head * params.out.z;
+    for (var r = 0u; r < 4u; r++) {
+        let row = row0 + 4u * y + r;
+        if row >= params.queries {
+            break;
+        }
+        let nodes = visible_nodes(row);
+        let sum = row_factor[4u * y + r];
+        for (var stage = 0u; stage < VALUE_STAGES; stage++) {
+            let column = 4u * (stage * STAGE + x);
+            var result = vec4(0.0);
+            if CONTINUOUS == 1u && nodes.x == nodes.y {
+                // One node and no segment: the limit of a shrinking interval.
+                result = load_v(v_base, sink_v, nodes.x, column);
+            } else if sum != 0.0 {
+                result = sums[4u * stage + r] / sum;
+            }
+            for (var c = 0u; c < min(4u, params.value_dim - min(column, params.value_dim)); c++) {
+                out[out_base + row * params.out.w + column + c] = result[c];
+            }
+        }
+    }
+}
+
+// Σ w v over what the row sees.
+fn seen_sum(w: vec4<f32>, v0: vec4<f32>, v1: vec4<f32>, v2: vec4<f32>, v3: vec4<f32>) -> vec4<f32> {
+    let zero = vec4(0.0);
+    return select(w.x * v0, zero, w.x < 0.0) + select(w.y * v1, zero, w.y < 0.0)
+        + select(w.z * v2, zero, w.z < 0.0) + select(w.w * v3, zero, w.w < 0.0);
+}

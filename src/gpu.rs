@@ -1,0 +1,307 @@
+//! Adapter choice, device, pipeline cache.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::kernel::Pipeline;
+use crate::shader::{Kernel, Variant};
+
+/// A device to run on: cheap to clone, `Send` and `Sync`. Compiled pipelines are shared by its clones.
+#[derive(Debug, Clone)]
+pub struct Gpu {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    limits: wgpu::Limits,
+    checked: bool,
+    pipelines: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
+}
+
+type PipelineKey = (&'static str, Vec<(&'static str, u32)>, u32);
+
+/// How [`Gpu::with_options`] picks an adapter and compiles shaders.
+#[derive(Debug, Clone, Default)]
+pub struct GpuOptions {
+    /// Which adapter; by default the environment variable `WGPU_ADAPTER_NAME`, else the best there is.
+    pub adapter: Option<AdapterChoice>,
+    /// Compile shaders with wgpu's bounds checks, loop bounds and guarded divisions: slower, for debugging.
+    pub checked: bool,
+}
+
+/// An adapter by its place in [`Gpu::adapters`] or by a part of its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AdapterChoice {
+    /// Place in the list of [`Gpu::adapters`], from 0.
+    Index(usize),
+    /// Part of the adapter's name, in any case.
+    Name(String),
+}
+
+impl From<&str> for AdapterChoice {
+    /// A number is an index, anything else a name.
+    fn from(text: &str) -> Self {
+        text.parse().map(AdapterChoice::Index).unwrap_or_else(|_| AdapterChoice::Name(text.to_string()))
+    }
+}
+
+impl std::fmt::Display for AdapterChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            AdapterChoice::Index(index) => write!(f, "with index {index}"),
+            AdapterChoice::Name(name) => write!(f, "named like \"{name}\""),
+        }
+    }
+}
+
+/// Storage buffers a kernel of this crate binds at most.
+pub(crate) const MAX_STORAGE_BUFFERS: u32 = 8;
+/// Workgroup memory and invocations every kernel can do with.
+pub(crate) const MIN_WORKGROUP_BYTES: u32 = 16384;
+pub(crate) const MIN_INVOCATIONS: u32 = 128;
+
+impl Gpu {
+    /// The best adapter: a discrete GPU before an integrated one before a virtual one before software.
+    ///
+    /// `WGPU_ADAPTER_NAME` (part of a name) and `WGPU_BACKEND` are respected.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`] when there is none or none matches, [`Error::Gpu`] when it gives no device,
+    /// [`Error::Limit`] when it lacks compute shaders of WebGPU's default size.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn new() -> Result<Self> {
+        Self::with_options(&GpuOptions::default())
+    }
+
+    /// As [`Gpu::new`], with a choice of adapter and of shader checks.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn with_options(options: &GpuOptions) -> Result<Self> {
+        pollster::block_on(Self::with_options_async(options))
+    }
+
+    /// As [`Gpu::with_options`] without blocking.
+    pub async fn with_options_async(options: &GpuOptions) -> Result<Self> {
+        let adapters = Self::adapters().await;
+        let choice = match &options.adapter {
+            Some(choice) => Some(choice.clone()),
+            None => std::env::var("WGPU_ADAPTER_NAME").ok().filter(|name| !name.is_empty()).map(AdapterChoice::Name),
+        };
+        let adapter = &adapters[pick(&adapters.iter().map(wgpu::Adapter::get_info).collect::<Vec<_>>(), choice)?];
+        let (device, queue) = adapter
+            .request_device(&wgpu::DeviceDescriptor {
+                label: Some("continuous-attention"),
+                required_features: adapter.features() & wanted_features(),
+                required_limits: wanted_limits(&adapter.limits()),
+                ..Default::default()
+            })
+            .await
+            .map_err(|error| Error::gpu(format!("opening {}", adapter.get_info().name), error))?;
+        Self::build(device, queue, options.checked)
+    }
+
+    /// Runs on the host's own device and queue. Neither its error handler nor its device-lost callback is touched.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] when the device was requested with less than WebGPU's default limits for compute shaders.
+    pub fn from_wgpu(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
+        Self::build(device, queue, false)
+    }
+
+    /// As [`Gpu::from_wgpu`], with wgpu's shader checks (see [`GpuOptions::checked`]).
+    pub fn from_wgpu_checked(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
+        Self::build(device, queue, true)
+    }
+
+    fn build(device: wgpu::Device, queue: wgpu::Queue, checked: bool) -> Result<Self> {
+        let limits = device.limits();
+        for (limit_name, limit, needed) in [
+            (
+                "max_storage_buffers_per_shader_stage",
+                limits.max_storage_buffers_per_shader_stage,
+                MAX_STORAGE_BUFFERS,
+            ),
+            (
+                "max_compute_workgroup_storage_size",
+                limits.max_compute_workgroup_storage_size,
+                MIN_WORKGROUP_BYTES,
+            ),
+            (
+                "max_compute_invocations_per_workgroup",
+                limits.max_compute_invocations_per_workgroup,
+                MIN_INVOCATIONS,
+            ),
+        ] {
+            if limit < needed {
+                let argument = "what the kernels need".to_string();
+                return Err(Error::Limit { argument, got: needed.into(), limit_name, limit: limit.into() });
+            }
+        }
+        Ok(Gpu { inner: Arc::new(Inner { device, queue, limits, checked, pipelines: Mutex::default() }) })
+    }
+
+    /// Every adapter of this machine, in the order that [`AdapterChoice::Index`] counts.
+    pub async fn adapters() -> Vec<wgpu::Adapter> {
+        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
+        // Validation layers, where a debug build finds them, check the driver's user, not this crate's shaders.
+        descriptor.flags = wgpu::InstanceFlags::empty().with_env();
+        let instance = wgpu::Instance::new(descriptor);
+        instance.enumerate_adapters(wgpu::Backends::all()).await
+    }
+
+    /// Index in [`Gpu::adapters`] of the adapter that [`Gpu::with_options`] would take.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`] when none matches.
+    pub fn preferred(adapters: &[wgpu::AdapterInfo]) -> Result<usize> {
+        let name = std::env::var("WGPU_ADAPTER_NAME").ok().filter(|name| !name.is_empty());
+        pick(adapters, name.map(AdapterChoice::Name))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.inner.device
+    }
+
+    /// The queue.
+    pub fn queue(&self) -> &wgpu::Queue {
+        &self.inner.queue
+    }
+
+    /// Name, type, driver and backend of the adapter.
+    pub fn info(&self) -> wgpu::AdapterInfo {
+        self.inner.device.adapter_info()
+    }
+
+    /// The device's limits.
+    pub fn limits(&self) -> &wgpu::Limits {
+        &self.inner.limits
+    }
+
+    /// Compiles the variant whose inputs share no buffer with outputs: the usual one.
+    pub(crate) fn precompile(&self, kernel: &'static Kernel, constants: Vec<(&'static str, u32)>) -> Result<()> {
+        self.pipeline(&Variant { kernel, constants, writable_inputs: 0 }).map(drop)
+    }
+
+    /// Runs `work`, turning an error of the graphics stack into an [`Error`]: the device's own error handler, which
+    /// is the host's, never hears of it.
+    pub(crate) fn catching<T>(&self, operation: &str, work: impl FnOnce() -> T) -> Result<T> {
+        let scopes = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
+            .map(|filter| self.inner.device.push_error_scope(filter));
+        let result = work();
+        let mut first = None;
+        for scope in scopes.into_iter().rev() {
+            let answer = scope.pop();
+            // Natively the answer is there at once. A browser answers later and the work so far does nothing.
+            #[cfg(not(target_arch = "wasm32"))]
+            {
+                first = first.or(pollster::block_on(answer));
+            }
+            #[cfg(target_arch = "wasm32")]
+            drop(answer);
+        }
+        match first {
+            Some(error) => Err(Error::gpu(operation, error)),
+            None => Ok(result),
+        }
+    }
+
+    /// The compiled pipeline of a variant, from the cache if it was used before.
+    pub(crate) fn pipeline(&self, variant: &Variant) -> Result<Arc<Pipeline>> {
+        // A poisoned lock only means that another thread panicked while compiling; the map itself is whole.
+        let mut pipelines = self.inner.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pipeline) = pipelines.get(&variant.key()) {
+            return Ok(pipeline.clone());
+        }
+        let pipeline = Arc::new(Pipeline::compile(self, variant, self.inner.checked)?);
+        pipelines.insert(variant.key(), pipeline.clone());
+        Ok(pipeline)
+    }
+}
+
+/// Features that some kernel or measurement can use. A named list: requesting all that an adapter lists fails on
+/// experimental ones and makes others slow.
+fn wanted_features() -> wgpu::Features {
+    wgpu::Features::TIMESTAMP_QUERY
+}
+
+/// WebGPU's defaults, raised to the adapter's own where larger helps.
+fn wanted_limits(adapter: &wgpu::Limits) -> wgpu::Limits {
+    let default = wgpu::Limits::default();
+    wgpu::Limits {
+        max_buffer_size: adapter.max_buffer_size,
+        max_storage_buffer_binding_size: adapter.max_storage_buffer_binding_size,
+        max_compute_workgroup_storage_size: adapter.max_compute_workgroup_storage_size,
+        max_compute_invocations_per_workgroup: adapter.max_compute_invocations_per_workgroup,
+        max_compute_workgroup_size_x: adapter.max_compute_workgroup_size_x,
+        min_storage_buffer_offset_alignment: adapter.min_storage_buffer_offset_alignment,
+        ..default
+    }
+    .or_worse_values_from(adapter)
+}
+
+/// Picks an adapter: the one asked for, else the fastest kind, the first among equals.
+fn pick(adapters: &[wgpu::AdapterInfo], choice: Option<AdapterChoice>) -> Result<usize> {
+    let rank = |info: &wgpu::AdapterInfo| {
+        let kind = match info.device_type {
+            wgpu::DeviceType::DiscreteGpu => 0,
+            wgpu::DeviceType::IntegratedGpu => 1,
+            wgpu::DeviceType::VirtualGpu => 2,
+            wgpu::DeviceType::Other => 3,
+            wgpu::DeviceType::Cpu => 4,
+        };
+        // The same GPU often shows up through OpenGL as well, with fewer features and an unknown type.
+        (kind, info.backend == wgpu::Backend::Gl)
+    };
+    let matches = |index: usize| match &choice {
+        None => true,
+        Some(AdapterChoice::Index(wanted)) => index == *wanted,
+        Some(AdapterChoice::Name(name)) => adapters[index].name.to_lowercase().contains(&name.to_lowercase()),
+    };
+    (0..adapters.len()).filter(|&index| matches(index)).min_by_key(|&index| rank(&adapters[index])).ok_or_else(|| {
+        let available = if adapters.is_empty() {
+            "this machine shows none: install a Vulkan driver (software: mesa-vulkan-drivers and libvulkan1 on \
+             Debian and Ubuntu)"
+                .to_string()
+        } else {
+            let names: Vec<_> = adapters.iter().enumerate().map(|(i, info)| format!("{i}: {}", info.name)).collect();
+            format!("there are {}", names.join(", "))
+        };
+        let wanted = choice.map_or_else(|| "found".to_string(), |choice| choice.to_string());
+        Error::NoAdapter { wanted, available }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapter(name: &str, device_type: wgpu::DeviceType, backend: wgpu::Backend) -> wgpu::AdapterInfo {
+        let mut info = wgpu::AdapterInfo::new(device_type, backend);
+        info.name = name.to_string();
+        info
+    }
+
+    #[test]
+    fn a_real_gpu_comes_before_a_software_one() {
+        use wgpu::{Backend, DeviceType};
+        let adapters = [
+            adapter("llvmpipe", DeviceType::Cpu, Backend::Vulkan),
+            adapter("GeForce", DeviceType::Other, Backend::Gl),
+            adapter("Iris", DeviceType::IntegratedGpu, Backend::Vulkan),
+            adapter("GeForce", DeviceType::DiscreteGpu, Backend::Vulkan),
+        ];
+        assert_eq!(pick(&adapters, None), Ok(3));
+        assert_eq!(pick(&adapters[..3], None), Ok(2));
+        assert_eq!(pick(&adapters, Some("LLVM".into())), Ok(0));
+        assert_eq!(pick(&adapters, Some("1".into())), Ok(1));
+        let error = pick(&adapters, Some("radeon".into())).unwrap_err().to_string();
+        assert!(error.contains("radeon") && error.contains("2: Iris"), "{error}");
+        assert!(pick(&adapters, Some("4".into())).is_err());
+        let error = pick(&[], None).unwrap_err().to_string();
+        assert!(error.contains("install"), "{error}");
+    }
+}

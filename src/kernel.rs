@@ -1,0 +1,275 @@
+//! From a binding table to a recorded dispatch.
+//!
+//! # Binding tables
+//!
+//! Every kernel binds its parameters as a uniform at binding 0 and at most eight storage buffers, WebGPU's default
+//! limit. An input may share its buffer with an output (hosts hand over ranges of one arena): it is then declared
+//! `read_write` in a variant of its own. Small or optional inputs are first packed into the call's workspace by the
+//! kernel `pack`, which leaves room for what only ragged batches need. An absent input binds the parameters, an
+//! absent output a spare range of the workspace.
+//!
+//! | kernel | inputs | outputs |
+//! |---|---|---|
+//! | pack | source | workspace |
+//! | attention_forward | q, k, v, packed (sink_k, sink_v, intervals; lengths of ragged batches) | out, lse |
+//! | attention_backward_rows | q, k, v, packed, d_out (with lse, d_lse packed) | workspace (D_row) |
+//! | attention_backward_dq | q, k, v, d_out, packed (lse, D_row too) | d_q |
+//! | attention_backward_dkv | q, k, v, d_out, packed | d_k, d_v, workspace (partial sink and interval gradients) |
+//! | attention_backward_finish | packed | d_sink_k, d_sink_v, d_intervals |
+//! | attention_merge | out_a, lse_a, out_b, lse_b | out, lse |
+//! | efla_gates | q, k, beta, packed (log decay, lengths) | workspace |
+//! | efla_prepare | k, v | workspace (W, U) |
+//! | efla_state | k, initial_state | workspace (V_new, states), final_state |
+//! | efla_output | q, k, workspace | out |
+//! | efla_recurrent | q, k, v, initial_state, workspace | final_state, out |
+//! | efla_backward_prepare | q, k, d_out | workspace (dV_new without the state's part) |
+//! | efla_backward_state | q, k, d_out, d_final_state | workspace (Y, dS), d_initial_state |
+//! | efla_backward_qk | q, k, v, d_out, workspace | d_q, d_k |
+//! | efla_backward_vb | k, v, workspace | d_v, d_beta |
+//!
+//! `workspace` counts as an output wherever a kernel writes any part of it. In-place state: when initial_state and
+//! final_state are the same range, the kernel reads the state through its final_state binding.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::shader::{self, Kernel, Role, Variant};
+use crate::tensor::TensorView;
+use crate::trusted;
+
+/// A compiled variant.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    pub pipeline: wgpu::ComputePipeline,
+    pub layout: wgpu::BindGroupLayout,
+}
+
+impl Pipeline {
+    /// Compiles; what the graphics stack says against it comes back as an error with the shader's file and line.
+    pub fn compile(gpu: &Gpu, variant: &Variant, checked: bool) -> Result<Self> {
+        let name = variant.kernel.name;
+        let composed = shader::compose(variant);
+        let device = gpu.device();
+        let module = gpu
+            .catching("compiling", || trusted::shader_module(device, name, &composed.text, checked))
+            .map_err(|error| Error::gpu(format!("compiling {name}"), composed.locate(&error.to_string())))?;
+        gpu.catching(&format!("creating the pipeline of {name}"), || Self::create(device, variant, &module, checked))
+    }
+
+    fn create(device: &wgpu::Device, variant: &Variant, module: &wgpu::ShaderModule, checked: bool) -> Self {
+        let label = Some(variant.kernel.name);
+        let entry = |binding: usize, ty: wgpu::BufferBindingType| wgpu::BindGroupLayoutEntry {
+            binding: binding as u32,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
+            count: None,
+        };
+        let mut entries = vec![entry(0, wgpu::BufferBindingType::Uniform)];
+        entries.extend((0..variant.kernel.bindings.len()).map(|index| {
+            entry(index + 1, wgpu::BufferBindingType::Storage { read_only: variant.read_only(index) })
+        }));
+        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries: &entries });
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label,
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: 0,
+        });
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label,
+            layout: Some(&pipeline_layout),
+            module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                // Kernels write workgroup memory before they read it.
+                zero_initialize_workgroup_memory: checked,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        Pipeline { pipeline, layout }
+    }
+}
+
+/// A range of a buffer, ready to be bound: the offset is aligned.
+#[derive(Debug, Clone)]
+pub(crate) struct BoundRange {
+    pub buffer: wgpu::Buffer,
+    pub offset: u64,
+    pub size: u64,
+}
+
+impl BoundRange {
+    /// The range of a checked view, from the aligned offset at or before its first element.
+    pub fn of(view: &TensorView, limits: &wgpu::Limits) -> Self {
+        let bytes = view.bytes();
+        let offset = bytes.start - bytes.start % u64::from(limits.min_storage_buffer_offset_alignment);
+        BoundRange { buffer: view.buffer.clone(), offset, size: bytes.end - offset }
+    }
+}
+
+/// One dispatch of a call.
+#[derive(Debug)]
+struct Step {
+    name: &'static str,
+    pipeline: Arc<Pipeline>,
+    bind_group: wgpu::BindGroup,
+    workgroups: [u32; 3],
+}
+
+/// A bound call: every buffer, parameter and pipeline it needs. Recording it creates nothing and can't fail.
+#[derive(Debug, Default)]
+pub struct Call {
+    steps: Vec<Step>,
+}
+
+impl Call {
+    /// Records the call's dispatches into a compute pass, as often as you like. It runs when the pass is submitted.
+    pub fn record(&self, pass: &mut wgpu::ComputePass<'_>) {
+        for step in &self.steps {
+            pass.push_debug_group(step.name);
+            pass.set_pipeline(&step.pipeline.pipeline);
+            pass.set_bind_group(0, &step.bind_group, &[]);
+            let [x, y, z] = step.workgroups;
+            pass.dispatch_workgroups(x, y, z);
+            pass.pop_debug_group();
+        }
+    }
+
+    /// Records the call as a pass of its own.
+    pub(crate) fn encode(&self, encoder: &mut wgpu::CommandEncoder) {
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        self.record(&mut pass);
+    }
+
+    /// Adds a dispatch of `workgroups` workgroups, none if that is 0. `arguments` follow the kernel's binding table;
+    /// `None` stands for an absent input.
+    pub(crate) fn push(
+        &mut self,
+        gpu: &Gpu,
+        kernel: &'static Kernel,
+        constants: Vec<(&'static str, u32)>,
+        params: &wgpu::Buffer,
+        arguments: &[Option<BoundRange>],
+        workgroups: u64,
+    ) -> Result<()> {
+        if workgroups == 0 {
+            return Ok(());
+        }
+        debug_assert_eq!(arguments.len(), kernel.bindings.len());
+        let absent = BoundRange { buffer: params.clone(), offset: 0, size: params.size() };
+        let ranges: Vec<_> = arguments.iter().map(|range| range.as_ref().unwrap_or(&absent)).collect();
+        let written = |buffer: &wgpu::Buffer| {
+            let bound = ranges.iter().zip(kernel.bindings);
+            bound.into_iter().any(|(range, binding)| binding.role == Role::Output && range.buffer == *buffer)
+        };
+        let mut writable_inputs = 0;
+        for (index, (range, binding)) in ranges.iter().zip(kernel.bindings).enumerate() {
+            if binding.role == Role::Input && written(&range.buffer) {
+                writable_inputs |= 1 << index;
+            }
+        }
+        let pipeline = gpu.pipeline(&Variant { kernel, constants, writable_inputs })?;
+        let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
+        entries.extend(ranges.iter().enumerate().map(|(index, range)| wgpu::BindGroupEntry {
+            binding: index as u32 + 1,
+            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                buffer: &range.buffer,
+                offset: range.offset,
+                size: std::num::NonZeroU64::new(range.size),
+            }),
+        }));
+        let bind_group = gpu.device().create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(kernel.name),
+            layout: &pipeline.layout,
+            entries: &entries,
+        });
+        let limit = u64::from(gpu.limits().max_compute_workgroups_per_dimension);
+        self.steps.push(Step { name: kernel.name, pipeline, bind_group, workgroups: grid(workgroups, limit)? });
+        Ok(())
+    }
+}
+
+/// Spreads a number of workgroups over two dimensions; kernels count them with `workgroup_index`.
+fn grid(workgroups: u64, limit: u64) -> Result<[u32; 3]> {
+    let y = workgroups.div_ceil(limit);
+    if y > limit || workgroups > u64::from(u32::MAX >> 1) {
+        return Err(Error::Limit {
+            argument: "workgroups of one dispatch".to_string(),
+            got: workgroups,
+            limit_name: "max_compute_workgroups_per_dimension, squared",
+            limit: (limit * limit).min(u64::from(u32::MAX >> 1)),
+        });
+    }
+    Ok([workgroups.div_ceil(y) as u32, y as u32, 1])
+}
+
+/// An immutable uniform buffer; also what absent inputs bind.
+pub(crate) fn params_buffer(gpu: &Gpu, label: &str, params: &impl bytemuck::NoUninit) -> wgpu::Buffer {
+    let bytes = bytemuck::bytes_of(params);
+    let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: Some(label),
+        size: bytes.len() as u64,
+        usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    // Written once, before any submission that could read it.
+    gpu.queue().write_buffer(&buffer, 0, bytes);
+    buffer
+}
+
+/// Ranges of f32 elements of a workspace, each aligned so that it can be bound by itself.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkspaceLayout {
+    elements: u64,
+    align: u64,
+}
+
+impl WorkspaceLayout {
+    pub fn new(limits: &wgpu::Limits) -> Self {
+        WorkspaceLayout { elements: 0, align: u64::from(limits.min_storage_buffer_offset_alignment / 4).max(1) }
+    }
+
+    /// Reserves a range and returns its first element.
+    pub fn reserve(&mut self, elements: u64) -> u64 {
+        let start = self.elements;
+        self.elements = start.saturating_add(elements).next_multiple_of(self.align);
+        start
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.elements.saturating_mul(4)
+    }
+}
+
+impl Gpu {
+    /// The caller's workspace if it is fit, else one of its own for this call.
+    pub(crate) fn workspace(&self, given: Option<&TensorView>, bytes: u64) -> Result<TensorView> {
+        let elements = (bytes / 4) as usize;
+        let Some(given) = given else {
+            return Ok(self.zeros(&[elements])?.view());
+        };
+        let align = u64::from(self.limits().min_storage_buffer_offset_alignment);
+        if given.offset * 4 % align != 0 {
+            let got = format!("byte offset {}", given.offset * 4);
+            return Err(Error::argument("workspace", got, format!("a multiple of {align}")));
+        }
+        match given.shape() {
+            &[size] if size >= elements => {
+                let view = TensorView::new(&given.buffer, given.offset, &[elements]);
+                view.check("workspace", &[elements], self.limits())?;
+                Ok(view)
+            }
+            shape => Err(Error::argument("workspace", format!("shape {shape:?}"), format!("[{elements}] or more"))),
+        }
+    }
+
+    /// Elements `start .. start + elements` of a workspace; `start` comes from [`WorkspaceLayout::reserve`].
+    pub(crate) fn part(&self, workspace: &TensorView, start: u64, elements: u64) -> BoundRange {
+        BoundRange {
+            buffer: workspace.buffer.clone(),
+            offset: (workspace.offset + start) * 4,
+            size: elements.max(1) * 4,
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The only unsafe code of the crate.
+//!
+//! wgpu guards every shader with bounds checks, bounded loops and guarded divisions. They cost a good part of a
+//! kernel's time (bounded loops can't be unrolled), and this crate's kernels do not need them:
+//!
+//! * every index into a buffer is built from the parameters of the call, which `bind` checked against the bound
+//!   ranges, and is clamped or guarded in the shader where a tile reaches over an edge; none is read from a buffer;
+//! * every loop runs to a bound that is a constant or one of those parameters;
+//! * every integer divisor is a constant or a parameter that the host keeps at 1 or more.
+//!
+//! [`GpuOptions::checked`](crate::GpuOptions) turns the guards on again; the tests run a subset of the kernels so.
+#![allow(unsafe_code)]
+
+/// Compiles WGSL of this crate, without runtime checks unless `checked`.
+pub(crate) fn shader_module(device: &wgpu::Device, label: &str, source: &str, checked: bool) -> wgpu::ShaderModule {
+    let descriptor =
+        wgpu::ShaderModuleDescriptor { label: Some(label), source: wgpu::ShaderSource::Wgsl(source.into()) };
+    if checked {
+        device.create_shader_module(descriptor)
+    } else {
+        // SAFETY: the module's text is composed by `shader::compose` from this crate's files only, and they keep
+        // what the head of this file says.
+        unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
+    }
+}
