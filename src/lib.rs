@@ -1,6 +1,8 @@
 //! Attention derived from continuous time, as WGSL kernels on wgpu.
 
 pub mod attention;
+#[cfg(feature = "cases")]
+pub mod case;
 pub mod efla;
 mod error;
 pub mod reference;
