@@ -3,6 +3,8 @@
 #![deny(unsafe_code)]
 
 pub mod attention;
+#[cfg(feature = "cases")]
+pub mod case;
 pub mod efla;
 mod error;
 mod gpu;
