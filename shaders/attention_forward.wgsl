@@ -229,14 +229,14 @@ fn main(
             for (var c = 0u; c < STAGE; c++) {
                 let a = scores[row + c];
                 let node = node0 + i32(4u * c) + vec4(0, 1, 2, 3);
-                var active = (node >= vec4(first_active)) & (node <= vec4(own.y));
+                var live = (node >= vec4(first_active)) & (node <= vec4(own.y));
                 var top = a;
                 if CONTINUOUS == 1u {
-                    active = active & (load_intervals(intervals, node.x) > vec4(0.0));
+                    live = live & (load_intervals(intervals, node.x) > vec4(0.0));
                     top = max(a, vec4(left, a.xyz));
                 }
-                tile_max = max(tile_max, largest(select(vec4(LOWEST), top, active)));
-                tile_active += count(active);
+                tile_max = max(tile_max, largest(select(vec4(LOWEST), top, live)));
+                tile_active += count(live);
                 left = a.w;
             }
             var factor = 1.0;
@@ -266,11 +266,11 @@ fn main(
                     weight = select(vec4(0.0), exp(select(vec4(0.0), a - row_max, seen)), seen);
                 } else {
                     let delta_t = load_intervals(intervals, node.x);
-                    let active = (node >= vec4(first_active)) & (node <= vec4(own.y)) & (delta_t > vec4(0.0));
+                    let live = (node >= vec4(first_active)) & (node <= vec4(own.y)) & (delta_t > vec4(0.0));
                     let p = exp(min(a - row_max, vec4(0.0)));
                     let unit = segment_weights(a - vec4(left, a.xyz), vec4(p_left, p.xyz), p);
-                    let right = select(vec4(0.0), delta_t * unit.right, active);
-                    weight = select(vec4(0.0), delta_t * unit.left, active) + vec4(pending, right.xyz);
+                    let right = select(vec4(0.0), delta_t * unit.right, live);
+                    weight = select(vec4(0.0), delta_t * unit.left, live) + vec4(pending, right.xyz);
                     pending = right.w;
                     left = a.w;
                     p_left = p.w;

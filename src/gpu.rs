@@ -119,21 +119,9 @@ impl Gpu {
     fn build(device: wgpu::Device, queue: wgpu::Queue, checked: bool) -> Result<Self> {
         let limits = device.limits();
         for (limit_name, limit, needed) in [
-            (
-                "max_storage_buffers_per_shader_stage",
-                limits.max_storage_buffers_per_shader_stage,
-                MAX_STORAGE_BUFFERS,
-            ),
-            (
-                "max_compute_workgroup_storage_size",
-                limits.max_compute_workgroup_storage_size,
-                MIN_WORKGROUP_BYTES,
-            ),
-            (
-                "max_compute_invocations_per_workgroup",
-                limits.max_compute_invocations_per_workgroup,
-                MIN_INVOCATIONS,
-            ),
+            ("max_storage_buffers_per_shader_stage", limits.max_storage_buffers_per_shader_stage, MAX_STORAGE_BUFFERS),
+            ("max_compute_workgroup_storage_size", limits.max_compute_workgroup_storage_size, MIN_WORKGROUP_BYTES),
+            ("max_compute_invocations_per_workgroup", limits.max_compute_invocations_per_workgroup, MIN_INVOCATIONS),
         ] {
             if limit < needed {
                 let argument = "what the kernels need".to_string();

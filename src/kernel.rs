@@ -66,9 +66,11 @@ impl Pipeline {
             count: None,
         };
         let mut entries = vec![entry(0, wgpu::BufferBindingType::Uniform)];
-        entries.extend((0..variant.kernel.bindings.len()).map(|index| {
-            entry(index + 1, wgpu::BufferBindingType::Storage { read_only: variant.read_only(index) })
-        }));
+        entries.extend(
+            (0..variant.kernel.bindings.len()).map(|index| {
+                entry(index + 1, wgpu::BufferBindingType::Storage { read_only: variant.read_only(index) })
+            }),
+        );
         let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries: &entries });
         let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label,
@@ -161,7 +163,7 @@ impl Call {
         let ranges: Vec<_> = arguments.iter().map(|range| range.as_ref().unwrap_or(&absent)).collect();
         let written = |buffer: &wgpu::Buffer| {
             let bound = ranges.iter().zip(kernel.bindings);
-            bound.into_iter().any(|(range, binding)| binding.role == Role::Output && range.buffer == *buffer)
+            bound.into_iter().any(|(range, binding)| binding.role != Role::Input && range.buffer == *buffer)
         };
         let mut writable_inputs = 0;
         for (index, (range, binding)) in ranges.iter().zip(kernel.bindings).enumerate() {

@@ -13,6 +13,8 @@ pub(crate) enum Role {
     Input,
     /// Written, perhaps read too.
     Output,
+    /// A part of the workspace, read or written: always `read_write`, since another part may be written.
+    Workspace,
 }
 
 /// One row of a kernel's binding table.
@@ -30,6 +32,10 @@ pub(crate) const fn output(name: &'static str) -> Binding {
     Binding { name, role: Role::Output }
 }
 
+pub(crate) const fn workspace(name: &'static str) -> Binding {
+    Binding { name, role: Role::Workspace }
+}
+
 /// A file of WGSL text.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct File {
@@ -40,7 +46,10 @@ pub(crate) struct File {
 /// A WGSL file under `shaders/`.
 macro_rules! wgsl {
     ($name:literal) => {
-        $crate::shader::File { name: $name, text: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name)) }
+        $crate::shader::File {
+            name: $name,
+            text: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name)),
+        }
     };
 }
 pub(crate) use wgsl;
@@ -149,12 +158,8 @@ pub(crate) fn compose(variant: &Variant) -> Composed {
     let _ = writeln!(text, "}}\n@group(0) @binding(0) var<uniform> params: Params;");
     for (index, binding) in variant.kernel.bindings.iter().enumerate() {
         let access = if variant.read_only(index) { "read" } else { "read_write" };
-        let _ = writeln!(
-            text,
-            "@group(0) @binding({}) var<storage, {access}> {}: array<f32>;",
-            index + 1,
-            binding.name
-        );
+        let _ =
+            writeln!(text, "@group(0) @binding({}) var<storage, {access}> {}: array<f32>;", index + 1, binding.name);
     }
     let mut origins = vec![(1, "generated prelude")];
     for file in variant.kernel.files {

@@ -88,9 +88,10 @@ impl TensorView {
         if self.is_empty() {
             return Some(0);
         }
-        self.shape.iter().zip(&self.strides).try_fold(1u64, |reach, (&size, &stride)| {
-            (size as u64 - 1).checked_mul(stride as u64)?.checked_add(reach)
-        })
+        self.shape
+            .iter()
+            .zip(&self.strides)
+            .try_fold(1u64, |reach, (&size, &stride)| (size as u64 - 1).checked_mul(stride as u64)?.checked_add(reach))
     }
 
     /// Range of the buffer that the view touches, in bytes. Only for views that passed [`TensorView::check`].

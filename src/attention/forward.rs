@@ -3,7 +3,7 @@
 use super::{Attention, AttentionShape, AttentionTensors, Method, Sink};
 use crate::error::{Error, Result};
 use crate::kernel::{BoundRange, Call, WorkspaceLayout, params_buffer};
-use crate::shader::{Kernel, input, output, params, wgsl};
+use crate::shader::{Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
 params! {
@@ -64,14 +64,14 @@ pub(crate) static FORWARD: Kernel = Kernel {
     name: "attention_forward",
     files: &[wgsl!("shared/grid.wgsl"), wgsl!("shared/phi.wgsl"), wgsl!("attention_forward.wgsl")],
     params: &AttentionParams::LAYOUT,
-    bindings: &[input("q"), input("k"), input("v"), input("packed"), output("out"), output("lse")],
+    bindings: &[input("q"), input("k"), input("v"), workspace("packed"), output("out"), output("lse")],
 };
 
 pub(crate) static PACK: Kernel = Kernel {
     name: "pack",
     files: &[wgsl!("shared/grid.wgsl"), wgsl!("pack.wgsl")],
     params: &PackParams::LAYOUT,
-    bindings: &[input("source"), output("packed")],
+    bindings: &[input("source"), workspace("packed")],
 };
 
 /// Query rows and nodes of a tile: 16 logits an invocation, 14 KiB of workgroup memory.
@@ -110,7 +110,9 @@ impl AttentionPlan {
             // Node and row numbers are 32-bit integers on the device.
             if size > (1 << 30) {
                 let (argument, got) = (name.to_string(), size as u64);
-                return Err(Error::Limit { argument, got, limit_name: "2³⁰, the longest dimension", limit: 1 << 30 });
+                return Err(Error::Limit {
+                    argument, got, limit_name: "2³⁰, the longest dimension", limit: 1 << 30
+                });
             }
         }
         let (batch, kv_heads, keys) = (batch as u64, kv_heads as u64, keys as u64);

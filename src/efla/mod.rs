@@ -1,7 +1,13 @@
-//! Error-free linear attention: configuration and shapes.
+//! EFLA, error-free linear attention.
+
+pub(crate) mod forward;
+
+pub use forward::EflaPlan;
 
 use crate::attention::MAX_DIM;
 use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::tensor::TensorView;
 
 /// How one token's update dS/dτ = −β k kᵀ S + β k vᵀ is integrated over one unit of time; with x = β|k|².
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -127,5 +133,117 @@ impl EflaShape {
     /// Value heads per query/key head.
     pub fn group(&self) -> usize {
         self.value_heads.checked_div(self.heads).unwrap_or(1)
+    }
+}
+
+/// The tensors of one EFLA call, in the shapes of [`EflaShape`], all f32 with the last dimension contiguous. They may
+/// be ranges of one buffer; outputs may not overlap anything, save that `final_state` may be the very range of
+/// `initial_state`: the state is then updated in place.
+#[derive(Debug, Clone)]
+pub struct EflaTensors {
+    /// Queries.
+    pub q: TensorView,
+    /// Keys.
+    pub k: TensorView,
+    /// Values.
+    pub v: TensorView,
+    /// Step strengths β.
+    pub beta: TensorView,
+    /// S before the first token; zeros when absent.
+    pub initial_state: Option<TensorView>,
+    /// Written: o_t = scale · S_tᵀ q_t.
+    pub out: TensorView,
+    /// Written when given: S after the last token.
+    pub final_state: Option<TensorView>,
+    /// [`EflaPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
+    pub workspace: Option<TensorView>,
+}
+
+impl EflaTensors {
+    /// A call without optional tensors.
+    pub fn new(q: TensorView, k: TensorView, v: TensorView, beta: TensorView, out: TensorView) -> Self {
+        EflaTensors { q, k, v, beta, initial_state: None, out, final_state: None, workspace: None }
+    }
+
+    /// The sizes that q and v state.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when either has not four dimensions.
+    pub fn shape(&self) -> Result<EflaShape> {
+        match (self.q.shape(), self.v.shape()) {
+            (&[batch, heads, tokens, _], &[_, value_heads, _, _]) => {
+                Ok(EflaShape { batch, heads, value_heads, tokens })
+            }
+            (q, v) => {
+                let (name, shape) = if q.len() == 4 { ("v", v) } else { ("q", q) };
+                Err(Error::argument(name, format!("shape {shape:?}"), "[batch, heads, tokens, dim]"))
+            }
+        }
+    }
+}
+
+/// Error-free linear attention: the delta rule with its state update solved exactly.
+///
+/// Over one unit of time a token moves the state by dS/dτ = −β k kᵀ S + β k vᵀ. With x = β|k|²:
+///
+/// α = β (1 − e^{−x})/x,  S_t = (I − α k kᵀ) S_{t−1} + α k vᵀ,  o_t = scale · S_tᵀ q_t.
+///
+/// Source: *Error-Free Linear Attention* (EFLA, arXiv 2512.12602). [`Integrator`] also offers the Euler step
+/// (DeltaNet) and Runge–Kutta steps. Chunks are solved in parallel in the coordinates k̂ = k/|k|, γ = αλ, c = α|k|,
+/// in which nothing grows however large or unequal the keys are.
+///
+/// Cheap to clone. [`Efla::plan`] → [`EflaPlan::bind`] → [`Call::record`](crate::Call::record), or [`Efla::forward`].
+#[derive(Debug, Clone)]
+pub struct Efla {
+    gpu: Gpu,
+    config: EflaConfig,
+    chunk: usize,
+}
+
+impl Efla {
+    /// Validates the configuration and compiles its kernels.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a configuration that can't be, [`Error::Limit`] for a chunk that does not fit the
+    /// device's workgroup memory, [`Error::Gpu`] when a kernel doesn't compile.
+    pub fn new(gpu: &Gpu, config: EflaConfig) -> Result<Self> {
+        config.validate()?;
+        let chunk = forward::chunk_length(gpu, config.chunk)?;
+        for (kernel, constants) in forward::kernels(config.form, chunk, config.key_dim) {
+            gpu.precompile(kernel, constants)?;
+        }
+        Ok(Efla { gpu: gpu.clone(), config, chunk })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &EflaConfig {
+        &self.config
+    }
+
+    /// The device it runs on.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Tokens per chunk of the chunked form.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Validates sizes and lays out the workspace of a forward call.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for heads that can't be grouped, [`Error::Limit`] for sizes over the device's limits.
+    pub fn plan(&self, shape: &EflaShape) -> Result<EflaPlan> {
+        EflaPlan::new(self, shape)
+    }
+
+    /// Plans, binds and records a forward call in a compute pass of its own.
+    ///
+    /// # Errors
+    /// As [`Efla::plan`] and [`EflaPlan::bind`]; nothing is recorded then.
+    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaTensors) -> Result<()> {
+        self.plan(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        Ok(())
     }
 }

@@ -1,0 +1,103 @@
+// Per token and value head what the update of the state needs: with |k| the key's norm, λ = |k|², x = βλ,
+// φ̄(x) = (1 − e^{−x})/x and k̂ = k/|k| (0 for k = 0), the exact step is
+//
+//     S ← (I − γ k̂k̂ᵀ) S + c k̂ vᵀ        γ = αλ = xφ̄(x) = 1 − e^{−x}        c = α|k| = β|k|φ̄(x)
+//
+// Euler and Runge–Kutta steps replace φ̄ by 1, 1 − x/2 and 1 − x/2 + x²/6 − x³/24. Neither an epsilon nor expm1: near 0
+// φ̄ = e^{−x}(1 + x φ₂(x)).
+//
+// One invocation a token. Writes (γ, c, divisor of k, divisor of q) to gates [B, H_v, T]; a divisor is the norm, or 1
+// where the norm is 0 or must not divide.
+
+const THREADS: u32 = 64u;
+const EXACT: u32 = 0u;
+const RUNGE_KUTTA_2: u32 = 2u;
+
+// Norms are scaled by the largest component: 1e-30 and 1e30 both have one.
+fn norm_k(base: u32) -> f32 {
+    var top = 0.0;
+    for (var i = 0u; i < params.key_dim; i++) {
+        top = max(top, abs(k[base + i]));
+    }
+    if top == 0.0 {
+        return 0.0;
+    }
+    var sum = 0.0;
+    for (var i = 0u; i < params.key_dim; i++) {
+        let x = k[base + i] / top;
+        sum += x * x;
+    }
+    return top * sqrt(sum);
+}
+
+fn norm_q(base: u32) -> f32 {
+    var top = 0.0;
+    for (var i = 0u; i < params.key_dim; i++) {
+        top = max(top, abs(q[base + i]));
+    }
+    if top == 0.0 {
+        return 0.0;
+    }
+    var sum = 0.0;
+    for (var i = 0u; i < params.key_dim; i++) {
+        let x = q[base + i] / top;
+        sum += x * x;
+    }
+    return top * sqrt(sum);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let i = workgroup_index(workgroup, workgroups) * THREADS + thread;
+    if i >= params.batch * params.value_heads * params.tokens {
+        return;
+    }
+    let token = i % params.tokens;
+    let value_head = i / params.tokens % params.value_heads;
+    let batch = i / params.tokens / params.value_heads;
+    let head = value_head / params.group;
+
+    let key_norm = norm_k(params.k.x + batch * params.k.y + head * params.k.z + token * params.k.w);
+    let key_divisor = select(key_norm, 1.0, key_norm == 0.0);
+    var query_divisor = 1.0;
+    if params.normalize_q == 1u {
+        let norm = norm_q(params.q.x + batch * params.q.y + head * params.q.z + token * params.q.w);
+        query_divisor = select(norm, 1.0, norm == 0.0);
+    }
+    let size = select(key_norm, key_norm / key_divisor, params.normalize_k == 1u);
+    let strength = beta[params.beta.x + batch * params.beta.y + value_head * params.beta.z + token * params.beta.w];
+    let x = strength * size * size;
+
+    var gamma: f32;
+    var c: f32;
+    if params.integrator == EXACT {
+        // Beyond, e is 0 either way, and x may be infinite.
+        let e = exp(-min(x, 200.0));
+        if abs(x) < 1.5 {
+            let y = vec4(x * x);
+            let phi = e * (1.0 + x * (phi_even(y).x + x * phi_odd(y).x));
+            gamma = x * phi;
+            c = strength * size * phi;
+        } else {
+            gamma = 1.0 - e;
+            c = (1.0 - e) / size;
+        }
+    } else {
+        var factor = 1.0;
+        if params.integrator == RUNGE_KUTTA_2 {
+            factor = 1.0 - 0.5 * x;
+        } else if params.integrator > RUNGE_KUTTA_2 {
+            factor = 1.0 - x * (0.5 - x * (1.0 / 6.0 - x * (1.0 / 24.0)));
+        }
+        gamma = x * factor;
+        c = strength * size * factor;
+    }
+    gates[4u * i] = gamma;
+    gates[4u * i + 1u] = c;
+    gates[4u * i + 2u] = key_divisor;
+    gates[4u * i + 3u] = query_divisor;
+}

@@ -1,0 +1,159 @@
+// EFLA, pass 1 of 3, all chunks in parallel: the part of a chunk that does not depend on the state before it.
+//
+// With K̂ the chunk's unit keys and γ, c its gates (rows are tokens, C = CHUNK):
+//
+//     A = strict_lower(diag(γ) K̂K̂ᵀ)  [C, D_k] x [D_k, C]        T = (I + A)⁻¹ by forward substitution
+//     W = T diag(γ) K̂  [C, C] x [C, D_k]                        U = T diag(c) V  [C, C] x [C, D_v]
+//
+// For the exact integrator no entry of A or T exceeds 1, however large or unequal the keys are.
+// W and U go to the workspace, padded to whole chunks: w [B, H_v, chunks·C, D_k], u [B, H_v, chunks·C, D_v].
+// An invocation has 4 rows x 4 columns of a product.
+
+const THREADS: u32 = CHUNK / 4u * VECTORS;
+const BLOCKS: u32 = CHUNK / 4u;
+// 4-column blocks of the C x C product that an invocation has.
+const WIDE: u32 = (BLOCKS + VECTORS - 1u) / VECTORS;
+
+var<workgroup> stage: array<vec4<f32>, CHUNK * PITCH>;
+// A, then T, transposed: [column][rows 4i..4i+3].
+var<workgroup> matrix: array<vec4<f32>, CHUNK * BLOCKS>;
+
+fn load_v(place: Place, token: u32, column: u32) -> vec4<f32> {
+    if token >= params.tokens || column >= params.value_dim {
+        return vec4(0.0);
+    }
+    let base = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + token * params.v.w;
+    let end = params.value_dim - 1u;
+    let c = column + vec4(0u, 1u, 2u, 3u);
+    let at = base + min(c, vec4(end));
+    return select(vec4(0.0), vec4(v[at.x], v[at.y], v[at.z], v[at.w]), c <= vec4(end));
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let index = workgroup_index(workgroup, workgroups);
+    if index >= params.chunks * params.batch * params.value_heads {
+        return;
+    }
+    let chunk = index % params.chunks;
+    let place = place_of(index / params.chunks);
+    let token0 = chunk * CHUNK;
+    let row0 = place.sequence * params.chunks * CHUNK + token0;
+    let x = thread % VECTORS;
+    let y = thread / VECTORS;
+
+    // K̂K̂ᵀ: columns 4(x + VECTORS·n)... of rows 4y...
+    var product: array<vec4<f32>, 4u * WIDE>;
+    for (var i = 0u; i < 4u * WIDE; i++) {
+        product[i] = vec4(0.0);
+    }
+    for (var column0 = 0u; column0 < params.key_dim; column0 += COLUMNS) {
+        workgroupBarrier();
+        for (var i = thread; i < CHUNK * VECTORS; i += THREADS) {
+            let row = i / VECTORS;
+            stage[row * PITCH + i % VECTORS] = load_unit_key(place, token0 + row, column0 + 4u * (i % VECTORS));
+        }
+        workgroupBarrier();
+        for (var n = 0u; n < WIDE; n++) {
+            let block = x + VECTORS * n;
+            if block <= y {
+                for (var c = 0u; c < VECTORS; c++) {
+                    let r0 = stage[(4u * y) * PITCH + c];
+                    let r1 = stage[(4u * y + 1u) * PITCH + c];
+                    let r2 = stage[(4u * y + 2u) * PITCH + c];
+                    let r3 = stage[(4u * y + 3u) * PITCH + c];
+                    for (var j = 0u; j < 4u; j++) {
+                        let k_j = stage[(4u * block + j) * PITCH + c];
+                        product[4u * n + j] += vec4(dot(r0, k_j), dot(r1, k_j), dot(r2, k_j), dot(r3, k_j));
+                    }
+                }
+            }
+        }
+    }
+    let rows = 4u * y + vec4(0u, 1u, 2u, 3u);
+    let gammas = vec4(
+        load_gate(place, token0 + rows.x).x,
+        load_gate(place, token0 + rows.y).x,
+        load_gate(place, token0 + rows.z).x,
+        load_gate(place, token0 + rows.w).x,
+    );
+    for (var n = 0u; n < WIDE; n++) {
+        let block = x + VECTORS * n;
+        for (var j = 0u; j < 4u && block < BLOCKS; j++) {
+            let column = 4u * block + j;
+            matrix[column * BLOCKS + y] = select(vec4(0.0), gammas * product[4u * n + j], rows > vec4(column));
+        }
+    }
+    workgroupBarrier();
+
+    // T: invocation j solves (I + A) t = e_j, column by column of A; t_l is final when its turn comes.
+    var t: array<vec4<f32>, BLOCKS>;
+    if thread < CHUNK {
+        for (var i = 0u; i < BLOCKS; i++) {
+            t[i] = select(vec4(0.0), vec4(1.0), 4u * i + vec4(0u, 1u, 2u, 3u) == vec4(thread));
+        }
+        for (var l = 0u; l < CHUNK; l++) {
+            let t_l = t[l / 4u][l % 4u];
+            for (var i = l / 4u; i < BLOCKS; i++) {
+                t[i] -= matrix[l * BLOCKS + i] * t_l;
+            }
+        }
+    }
+    workgroupBarrier();
+    if thread < CHUNK {
+        for (var i = 0u; i < BLOCKS; i++) {
+            matrix[thread * BLOCKS + i] = t[i];
+        }
+    }
+
+    // W and U, COLUMNS columns at a time: first those of K̂, then those of V.
+    let key_stages = (params.key_dim + COLUMNS - 1u) / COLUMNS;
+    let value_stages = (params.value_dim + COLUMNS - 1u) / COLUMNS;
+    for (var s = 0u; s < key_stages + value_stages; s++) {
+        let is_key = s < key_stages;
+        let column0 = COLUMNS * select(s - key_stages, s, is_key);
+        workgroupBarrier();
+        for (var i = thread; i < CHUNK * VECTORS; i += THREADS) {
+            let token = token0 + i / VECTORS;
+            let column = column0 + 4u * (i % VECTORS);
+            let gate = load_gate(place, token);
+            var value: vec4<f32>;
+            if is_key {
+                value = gate.x * load_unit_key(place, token, column);
+            } else {
+                value = gate.y * load_v(place, token, column);
+            }
+            stage[i / VECTORS * PITCH + i % VECTORS] = value;
+        }
+        workgroupBarrier();
+        var sum0 = vec4(0.0);
+        var sum1 = vec4(0.0);
+        var sum2 = vec4(0.0);
+        var sum3 = vec4(0.0);
+        for (var j = 0u; j < 4u * y + 4u; j++) {
+            let t_j = matrix[j * BLOCKS + y];
+            let value = stage[j * PITCH + x];
+            sum0 += t_j.x * value;
+            sum1 += t_j.y * value;
+            sum2 += t_j.z * value;
+            sum3 += t_j.w * value;
+        }
+        var sums = array<vec4<f32>, 4>(sum0, sum1, sum2, sum3);
+        let column = column0 + 4u * x;
+        let dim = select(params.value_dim, params.key_dim, is_key);
+        for (var r = 0u; r < 4u; r++) {
+            let at = (row0 + 4u * y + r) * dim + column;
+            for (var c = 0u; c < 4u && column + c < dim; c++) {
+                if is_key {
+                    w[at + c] = sums[r][c];
+                } else {
+                    u[at + c] = sums[r][c];
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+// EFLA, pass 2 of 3: the scan over chunks, parallel over batch, value heads and blocks of value columns.
+//
+// With S [D_k, D_v] the state before a chunk:
+//
+//     V_new = U − W S  [C, D_k] x [D_k, D_v]        S ← S + K̂ᵀ V_new  [D_k, C] x [C, D_v]
+//
+// V_new replaces U in the workspace, the state before every chunk goes to states [B, H_v, chunks, D_k, D_v] for pass 3.
+// A workgroup keeps STATE_COLUMNS columns of S in workgroup memory.
+
+// Vectors of 4 state columns; rows of a chunk's product that an invocation has.
+const WIDTH: u32 = STATE_COLUMNS / 4u;
+const ROWS: u32 = STATE_COLUMNS / 8u;
+const THREADS: u32 = CHUNK * 2u;
+
+var<workgroup> state: array<vec4<f32>, KEY_STAGES * COLUMNS * WIDTH>;
+// [C][COLUMNS] of W, then of K̂.
+var<workgroup> stage: array<vec4<f32>, CHUNK * VECTORS>;
+// V_new [C][STATE_COLUMNS].
+var<workgroup> update: array<vec4<f32>, CHUNK * WIDTH>;
+
+fn load_w(row: u32, column: u32) -> vec4<f32> {
+    if column >= params.key_dim {
+        return vec4(0.0);
+    }
+    let end = params.key_dim - 1u;
+    let c = column + vec4(0u, 1u, 2u, 3u);
+    let at = row * params.key_dim + min(c, vec4(end));
+    return select(vec4(0.0), vec4(w[at.x], w[at.y], w[at.z], w[at.w]), c <= vec4(end));
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let index = workgroup_index(workgroup, workgroups);
+    let blocks = (params.value_dim + STATE_COLUMNS - 1u) / STATE_COLUMNS;
+    if index >= blocks * params.batch * params.value_heads {
+        return;
+    }
+    let place = place_of(index / blocks);
+    let column0 = index % blocks * STATE_COLUMNS;
+    let x = thread % WIDTH;
+    let y = thread / WIDTH;
+    let column = column0 + 4u * x;
+    let columns = min(4u, params.value_dim - min(column, params.value_dim));
+
+    let initial = params.initial_state.x + place.batch * params.initial_state.y
+        + place.value_head * params.initial_state.z;
+    let final_base = params.final_state.x + place.batch * params.final_state.y
+        + place.value_head * params.final_state.z;
+    for (var d = y; d < KEY_STAGES * COLUMNS; d += THREADS / WIDTH) {
+        var row = vec4(0.0);
+        for (var c = 0u; c < columns && d < params.key_dim; c++) {
+            if params.state_source == STATE_INITIAL {
+                row[c] = initial_state[initial + d * params.initial_state.w + column + c];
+            } else if params.state_source == STATE_IN_PLACE {
+                row[c] = final_state[final_base + d * params.final_state.w + column + c];
+            }
+        }
+        state[d * WIDTH + x] = row;
+    }
+
+    for (var chunk = 0u; chunk < params.chunks; chunk++) {
+        let token0 = chunk * CHUNK;
+        let row0 = (place.sequence * params.chunks + chunk) * CHUNK;
+        let state0 = (place.sequence * params.chunks + chunk) * params.key_dim;
+        workgroupBarrier();
+        for (var d = y; d < params.key_dim; d += THREADS / WIDTH) {
+            let row = state[d * WIDTH + x];
+            for (var c = 0u; c < columns; c++) {
+                states[(state0 + d) * params.value_dim + column + c] = row[c];
+            }
+        }
+
+        // V_new: rows y·ROWS.. of the chunk.
+        var sums: array<vec4<f32>, ROWS>;
+        for (var r = 0u; r < ROWS; r++) {
+            sums[r] = vec4(0.0);
+        }
+        for (var key = 0u; key < KEY_STAGES; key++) {
+            workgroupBarrier();
+            for (var i = thread; i < CHUNK * VECTORS; i += THREADS) {
+                stage[i] = load_w(row0 + i / VECTORS, key * COLUMNS + 4u * (i % VECTORS));
+            }
+            workgroupBarrier();
+            for (var d = 0u; d < VECTORS; d++) {
+                let s = (key * COLUMNS + 4u * d) * WIDTH + x;
+                let s0 = state[s];
+                let s1 = state[s + WIDTH];
+                let s2 = state[s + 2u * WIDTH];
+                let s3 = state[s + 3u * WIDTH];
+                for (var r = 0u; r < ROWS; r++) {
+                    let w_r = stage[(y * ROWS + r) * VECTORS + d];
+                    sums[r] += w_r.x * s0 + w_r.y * s1 + w_r.z * s2 + w_r.w * s3;
+                }
+            }
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            let row = y * ROWS + r;
+            let at = (row0 + row) * params.value_dim + column;
+            var value = vec4(0.0);
+            for (var c = 0u; c < columns; c++) {
+                value[c] = u[at + c] - sums[r][c];
+                u[at + c] = value[c];
+            }
+            update[row * WIDTH + x] = value;
+        }
+
+        // S: 4 rows x 4 columns an invocation, COLUMNS rows of S at a time.
+        for (var key = 0u; key < KEY_STAGES; key++) {
+            workgroupBarrier();
+            for (var i = thread; i < CHUNK * VECTORS; i += THREADS) {
+                stage[i] = load_unit_key(place, token0 + i / VECTORS, key * COLUMNS + 4u * (i % VECTORS));
+            }
+            workgroupBarrier();
+            for (var rows = y; rows < VECTORS; rows += THREADS / WIDTH) {
+                var sum0 = vec4(0.0);
+                var sum1 = vec4(0.0);
+                var sum2 = vec4(0.0);
+                var sum3 = vec4(0.0);
+                for (var j = 0u; j < CHUNK; j++) {
+                    let k_j = stage[j * VECTORS + rows];
+                    let value = update[j * WIDTH + x];
+                    sum0 += k_j.x * value;
+                    sum1 += k_j.y * value;
+                    sum2 += k_j.z * value;
+                    sum3 += k_j.w * value;
+                }
+                let s = (key * COLUMNS + 4u * rows) * WIDTH + x;
+                state[s] += sum0;
+                state[s + WIDTH] += sum1;
+                state[s + 2u * WIDTH] += sum2;
+                state[s + 3u * WIDTH] += sum3;
+            }
+        }
+    }
+
+    workgroupBarrier();
+    if params.has_final_state == 1u {
+        for (var d = y; d < params.key_dim; d += THREADS / WIDTH) {
+            let row = state[d * WIDTH + x];
+            for (var c = 0u; c < columns; c++) {
+                final_state[final_base + d * params.final_state.w + column + c] = row[c];
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+// What the chunk kernels of EFLA share: where a workgroup is, its tokens' gates, staged tiles of k̂.
+//
+// A chunk has CHUNK tokens; the rows past the last token have γ = c = 0 and k̂ = 0 and so change nothing.
+// Tiles are staged COLUMNS columns at a time, as rows of vectors of 4.
+
+const COLUMNS: u32 = 32u;
+const VECTORS: u32 = COLUMNS / 4u;
+
+// Where the state comes from: zeros unless one of these.
+const STATE_INITIAL: u32 = 1u;
+const STATE_IN_PLACE: u32 = 2u;
+
+struct Place {
+    batch: u32,
+    head: u32,
+    value_head: u32,
+    // batch * value_heads + value_head
+    sequence: u32,
+}
+
+fn place_of(sequence: u32) -> Place {
+    let value_head = sequence % params.value_heads;
+    return Place(sequence / params.value_heads, value_head / params.group, value_head, sequence);
+}
+
+// (γ, c, divisor of k, divisor of q) of a token.
+fn load_gate(place: Place, token: u32) -> vec4<f32> {
+    if token >= params.tokens {
+        return vec4(0.0, 0.0, 1.0, 1.0);
+    }
+    let at = 4u * (place.sequence * params.tokens + token);
+    return vec4(gates[at], gates[at + 1u], gates[at + 2u], gates[at + 3u]);
+}
+
+// 4 columns of k̂, 0 past the end of the sequence and of the key.
+fn load_unit_key(place: Place, token: u32, column: u32) -> vec4<f32> {
+    if token >= params.tokens || column >= params.key_dim {
+        return vec4(0.0);
+    }
+    let base = params.k.x + place.batch * params.k.y + place.head * params.k.z + token * params.k.w;
+    let end = params.key_dim - 1u;
+    let c = column + vec4(0u, 1u, 2u, 3u);
+    let at = base + min(c, vec4(end));
+    let divisor = gates[4u * (place.sequence * params.tokens + token) + 2u];
+    return select(vec4(0.0), vec4(k[at.x], k[at.y], k[at.z], k[at.w]) / divisor, c <= vec4(end));
+}

@@ -1,0 +1,2 @@
+//! One test binary with one device: pipelines are compiled once.
+mod smoke;
