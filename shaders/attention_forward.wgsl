@@ -14,18 +14,9 @@
 //   3. out [BLOCK_Q, BLOCK_K] x [BLOCK_K, D_v], STAGE columns at a time, 4 rows x 4 columns an invocation, the sums
 //      of a tile kept apart from the running ones so that rounding grows with the number of tiles, not of tokens.
 //
-// What a row doesn't see must not reach it, not even a NaN: inactive segments are selected away, and in tiles that
-// some row sees only in part, a weight of −1 says "not seen" and the value is selected away too.
+// What a row doesn't see must not reach it, not even a NaN: inactive segments are selected away, and so are values in
+// tiles that some row sees only in part.
 
-const SINK_FIRST: u32 = 1u;
-const SINK_GIVEN: u32 = 2u;
-const LAG: i32 = i32(CONTINUOUS);
-
-const THREADS_K: u32 = BLOCK_K / 4u;
-const THREADS: u32 = BLOCK_Q * BLOCK_K / 16u;
-// Columns staged at a time, as vectors of 4; one more a row, so that rows start in different memory banks.
-const STAGE: u32 = BLOCK_K / 4u;
-const PITCH: u32 = STAGE + 1u;
 // The identity of max over finite numbers. Whether a row has seen anything is a count, not a value.
 const LOWEST: f32 = -3.4028234e38;
 
@@ -36,76 +27,6 @@ var<workgroup> kv_stage: array<vec4<f32>, BLOCK_K * PITCH>;
 var<workgroup> scores: array<vec4<f32>, BLOCK_Q * PITCH>;
 // Per row: factor on what was summed so far; at the end the integral Z, 0 where the row has none.
 var<workgroup> row_factor: array<f32, BLOCK_Q>;
-
-// First and last node that a row sees; last < first: none.
-fn visible_nodes(row: u32) -> vec2<i32> {
-    if row >= params.queries {
-        return vec2(0, -1);
-    }
-    let last = select(i32(params.keys), i32(row + 1u) + params.alignment, params.causal == 1u);
-    if params.sink == SINK_FIRST && last < 1 {
-        return vec2(0, -1);
-    }
-    return vec2(max(params.first_node, last - params.window), last);
-}
-
-// 4 columns of a query row times scale, 0 past the end.
-fn load_q(base: u32, row: u32, column: u32) -> vec4<f32> {
-    if row >= params.queries || column >= params.head_dim {
-        return vec4(0.0);
-    }
-    let start = base + row * params.q.w;
-    let end = params.head_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    let at = start + min(c, vec4(end));
-    let x = vec4(q[at.x], q[at.y], q[at.z], q[at.w]) * params.scale;
-    return select(vec4(0.0), x, c <= vec4(end));
-}
-
-// 4 columns of a node's key, 0 past the end.
-fn load_k(base: u32, sink_base: u32, node: i32, column: u32) -> vec4<f32> {
-    if node > i32(params.keys) || column >= params.head_dim {
-        return vec4(0.0);
-    }
-    let end = params.head_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    var x = vec4(0.0);
-    if node >= 1 || (params.sink == SINK_FIRST && params.keys > 0u) {
-        let at = base + u32(max(node, 1) - 1) * params.k.w + min(c, vec4(end));
-        x = vec4(k[at.x], k[at.y], k[at.z], k[at.w]);
-    } else if params.sink == SINK_GIVEN {
-        let at = sink_base + min(c, vec4(end));
-        x = vec4(packed[at.x], packed[at.y], packed[at.z], packed[at.w]);
-    }
-    return select(vec4(0.0), x, c <= vec4(end));
-}
-
-// 4 columns of a node's value, 0 past the end.
-fn load_v(base: u32, sink_base: u32, node: i32, column: u32) -> vec4<f32> {
-    if node > i32(params.keys) || column >= params.value_dim {
-        return vec4(0.0);
-    }
-    let end = params.value_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    var x = vec4(0.0);
-    if node >= 1 || (params.sink == SINK_FIRST && params.keys > 0u) {
-        let at = base + u32(max(node, 1) - 1) * params.v.w + min(c, vec4(end));
-        x = vec4(v[at.x], v[at.y], v[at.z], v[at.w]);
-    } else if params.sink == SINK_GIVEN {
-        let at = sink_base + min(c, vec4(end));
-        x = vec4(packed[at.x], packed[at.y], packed[at.z], packed[at.w]);
-    }
-    return select(vec4(0.0), x, c <= vec4(end));
-}
-
-// Lengths of the segments that end in 4 nodes.
-fn load_intervals(base: u32, node: i32) -> vec4<f32> {
-    if params.has_intervals == 0u {
-        return vec4(1.0);
-    }
-    let at = base + vec4<u32>(clamp(node + vec4(0, 1, 2, 3), vec4(1), vec4(i32(params.keys))) - 1);
-    return vec4(packed[at.x], packed[at.y], packed[at.z], packed[at.w]);
-}
 
 fn largest(x: vec4<f32>) -> f32 {
     return max(max(x.x, x.y), max(x.z, x.w));
@@ -143,7 +64,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let index = workgroup_index(workgroup, workgroups);
-    if index >= params.workgroups {
+    if index >= params.row_blocks * params.heads * params.batch {
         return;
     }
     // The last rows see most nodes: they start first.
@@ -173,8 +94,12 @@ fn main(
     var carried_weight = 0.0;
 
     // Of the 4 rows x 4 columns that this invocation sums: rows 4y.., columns 4x.. of every STAGE.
-    let x = thread % THREADS_K;
-    let y = thread / THREADS_K;
+    let x = thread % STAGE;
+    let y = thread / STAGE;
+    let range0 = visible_nodes(row0 + 4u * y);
+    let range1 = visible_nodes(row0 + 4u * y + 1u);
+    let range2 = visible_nodes(row0 + 4u * y + 2u);
+    let range3 = visible_nodes(row0 + 4u * y + 3u);
     var sums: array<vec4<f32>, 4u * VALUE_STAGES>;
     for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
         sums[i] = vec4(0.0);
@@ -260,9 +185,9 @@ fn main(
             for (var c = 0u; c < STAGE; c++) {
                 let a = scores[row + c];
                 let node = node0 + i32(4u * c) + vec4(0, 1, 2, 3);
-                let seen = (node - LAG >= vec4(own.x)) & (node - LAG <= vec4(own.y));
                 var weight: vec4<f32>;
                 if CONTINUOUS == 0u {
+                    let seen = (node >= vec4(own.x)) & (node <= vec4(own.y));
                     weight = select(vec4(0.0), exp(select(vec4(0.0), a - row_max, seen)), seen);
                 } else {
                     let delta_t = load_intervals(intervals, node.x);
@@ -276,7 +201,7 @@ fn main(
                     p_left = p.w;
                 }
                 tile_sum += weight.x + weight.y + weight.z + weight.w;
-                scores[row + c] = select(vec4(-1.0), weight, seen);
+                scores[row + c] = weight;
             }
             row_sum = row_sum * factor + tile_sum;
             carried_logit = left;
@@ -317,10 +242,11 @@ fn main(
                     sum2 += w2.x * v0 + w2.y * v1 + w2.z * v2 + w2.w * v3;
                     sum3 += w3.x * v0 + w3.y * v1 + w3.z * v2 + w3.w * v3;
                 } else {
-                    sum0 += seen_sum(w0, v0, v1, v2, v3);
-                    sum1 += seen_sum(w1, v0, v1, v2, v3);
-                    sum2 += seen_sum(w2, v0, v1, v2, v3);
-                    sum3 += seen_sum(w3, v0, v1, v2, v3);
+                    let node = value0 + i32(4u * c);
+                    sum0 += seen_sum(w0, node, range0, v0, v1, v2, v3);
+                    sum1 += seen_sum(w1, node, range1, v0, v1, v2, v3);
+                    sum2 += seen_sum(w2, node, range2, v0, v1, v2, v3);
+                    sum3 += seen_sum(w3, node, range3, v0, v1, v2, v3);
                 }
             }
             sums[4u * stage] = sums[4u * stage] * factor0 + sum0;
@@ -367,11 +293,4 @@ fn main(
             }
         }
     }
-}
-
-// Σ w v over what the row sees.
-fn seen_sum(w: vec4<f32>, v0: vec4<f32>, v1: vec4<f32>, v2: vec4<f32>, v3: vec4<f32>) -> vec4<f32> {
-    let zero = vec4(0.0);
-    return select(w.x * v0, zero, w.x < 0.0) + select(w.y * v1, zero, w.y < 0.0)
-        + select(w.z * v2, zero, w.z < 0.0) + select(w.w * v3, zero, w.w < 0.0);
 }

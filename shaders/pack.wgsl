@@ -16,6 +16,6 @@ fn main(
     let inner = i % params.shape.z;
     let middle = i / params.shape.z % params.shape.y;
     let outer = i / params.shape.z / params.shape.y;
-    packed[params.destination + i] =
+    workspace[params.destination + i] =
         source[params.source.x + outer * params.source.y + middle * params.source.z + inner * params.source.w];
 }

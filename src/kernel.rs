@@ -108,6 +108,11 @@ impl BoundRange {
         let offset = bytes.start - bytes.start % u64::from(limits.min_storage_buffer_offset_alignment);
         BoundRange { buffer: view.buffer.clone(), offset, size: bytes.end - offset }
     }
+
+    /// As [`BoundRange::of`]; `None` for a view without elements, which can't be bound.
+    pub fn of_view(view: &TensorView, limits: &wgpu::Limits) -> Option<Self> {
+        (!view.is_empty()).then(|| Self::of(view, limits))
+    }
 }
 
 /// One dispatch of a call.
@@ -220,27 +225,69 @@ pub(crate) fn params_buffer(gpu: &Gpu, label: &str, params: &impl bytemuck::NoUn
     buffer
 }
 
-/// Ranges of f32 elements of a workspace, each aligned so that it can be bound by itself.
+/// A range of the workspace, in f32 elements.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    start: u64,
+    elements: u64,
+}
+
+impl Part {
+    /// The range within a workspace that [`Gpu::workspace`] returned.
+    pub fn of(self, workspace: &TensorView) -> BoundRange {
+        BoundRange {
+            buffer: workspace.buffer.clone(),
+            offset: (workspace.offset + self.start) * 4,
+            // An empty part is bound too.
+            size: self.elements.max(1) * 4,
+        }
+    }
+}
+
+/// Lays out the parts of a workspace, each aligned so that it can be bound by itself.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkspaceLayout {
     elements: u64,
     align: u64,
+    max_binding: u64,
+    max_buffer: u64,
 }
 
 impl WorkspaceLayout {
     pub fn new(limits: &wgpu::Limits) -> Self {
-        WorkspaceLayout { elements: 0, align: u64::from(limits.min_storage_buffer_offset_alignment / 4).max(1) }
+        WorkspaceLayout {
+            elements: 0,
+            align: u64::from(limits.min_storage_buffer_offset_alignment / 4).max(1),
+            // Shaders count elements in 32 bits.
+            max_binding: limits.max_storage_buffer_binding_size.min(1 << 33),
+            max_buffer: limits.max_buffer_size,
+        }
     }
 
-    /// Reserves a range and returns its first element.
-    pub fn reserve(&mut self, elements: u64) -> u64 {
+    /// Reserves a part; `name` says in an error what it is for.
+    pub fn reserve(&mut self, name: &str, elements: u64) -> Result<Part> {
+        let (got, limit) = (elements.saturating_mul(4), self.max_binding);
+        if got > limit {
+            let (argument, limit_name) = (format!("{name}, in bytes"), "max_storage_buffer_binding_size");
+            return Err(Error::Limit { argument, got, limit_name, limit });
+        }
         let start = self.elements;
-        self.elements = start.saturating_add(elements).next_multiple_of(self.align);
-        start
+        self.elements = (start + elements.max(1)).next_multiple_of(self.align);
+        Ok(Part { start, elements })
+    }
+
+    /// Refuses a workspace that no buffer could hold.
+    pub fn check(&self) -> Result<()> {
+        let (got, limit) = (self.bytes(), self.max_buffer.min(self.max_binding));
+        if got > limit {
+            let (argument, limit_name) = ("workspace, in bytes".to_string(), "max_buffer_size");
+            return Err(Error::Limit { argument, got, limit_name, limit });
+        }
+        Ok(())
     }
 
     pub fn bytes(&self) -> u64 {
-        self.elements.saturating_mul(4)
+        self.elements * 4
     }
 }
 
@@ -263,15 +310,6 @@ impl Gpu {
                 Ok(view)
             }
             shape => Err(Error::argument("workspace", format!("shape {shape:?}"), format!("[{elements}] or more"))),
-        }
-    }
-
-    /// Elements `start .. start + elements` of a workspace; `start` comes from [`WorkspaceLayout::reserve`].
-    pub(crate) fn part(&self, workspace: &TensorView, start: u64, elements: u64) -> BoundRange {
-        BoundRange {
-            buffer: workspace.buffer.clone(),
-            offset: (workspace.offset + start) * 4,
-            size: elements.max(1) * 4,
         }
     }
 }

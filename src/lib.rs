@@ -14,7 +14,10 @@ mod shader;
 mod tensor;
 mod trusted;
 
-pub use attention::{Attention, AttentionConfig, AttentionPlan, AttentionShape, AttentionTensors, Method, Sink};
+pub use attention::{
+    Attention, AttentionBackwardPlan, AttentionConfig, AttentionGradients, AttentionPlan, AttentionShape,
+    AttentionTensors, Method, Sink,
+};
 pub use efla::{Efla, EflaConfig, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
 pub use error::{Error, Result};
 pub use gpu::{AdapterChoice, Gpu, GpuOptions};

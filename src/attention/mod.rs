@@ -1,12 +1,14 @@
 //! Continuous softmax attention.
 
+pub(crate) mod backward;
 pub(crate) mod forward;
+pub(crate) mod operands;
 
+pub use backward::{AttentionBackwardPlan, AttentionGradients};
 pub use forward::AttentionPlan;
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::Call;
 use crate::tensor::TensorView;
 
 /// Which attention is computed.
@@ -128,6 +130,19 @@ impl AttentionShape {
         Ok(())
     }
 
+    /// The sizes that q and k state.
+    fn of(q: &TensorView, k: &TensorView) -> Result<Self> {
+        match (q.shape(), k.shape()) {
+            (&[batch, heads, queries, _], &[_, kv_heads, keys, _]) => {
+                Ok(AttentionShape { batch, heads, kv_heads, queries, keys })
+            }
+            (q, k) => {
+                let (name, shape) = if q.len() == 4 { ("k", k) } else { ("q", q) };
+                Err(Error::argument(name, format!("shape {shape:?}"), "[batch, heads, tokens, dim]"))
+            }
+        }
+    }
+
     /// Query heads per key/value head.
     pub fn group(&self) -> usize {
         self.heads.checked_div(self.kv_heads).unwrap_or(1)
@@ -167,20 +182,23 @@ impl AttentionTensors {
         AttentionTensors { q, k, v, sink_k: None, sink_v: None, intervals: None, out, lse: None, workspace: None }
     }
 
+    fn operands(&self) -> operands::Operands<'_> {
+        operands::Operands {
+            q: &self.q,
+            k: &self.k,
+            v: &self.v,
+            sink_k: self.sink_k.as_ref(),
+            sink_v: self.sink_v.as_ref(),
+            intervals: self.intervals.as_ref(),
+        }
+    }
+
     /// The sizes that q and k state.
     ///
     /// # Errors
     /// [`Error::Argument`] when either has not four dimensions.
     pub fn shape(&self) -> Result<AttentionShape> {
-        match (self.q.shape(), self.k.shape()) {
-            (&[batch, heads, queries, _], &[_, kv_heads, keys, _]) => {
-                Ok(AttentionShape { batch, heads, kv_heads, queries, keys })
-            }
-            (q, k) => {
-                let (name, shape) = if q.len() == 4 { ("k", k) } else { ("q", q) };
-                Err(Error::argument(name, format!("shape {shape:?}"), "[batch, heads, tokens, dim]"))
-            }
-        }
+        AttentionShape::of(&self.q, &self.k)
     }
 }
 
@@ -195,7 +213,7 @@ impl AttentionTensors {
 /// Δ_i e^{a_i} φ₂(a_{i−1} − a_i) + Δ_{i+1} e^{a_i} φ₂(a_{i+1} − a_i).
 /// Source: *连续化 Softmax Attention* (spaces.ac.cn, archive 11980), after *Continuum Attention* (arXiv 2406.06486).
 ///
-/// Cheap to clone. [`Attention::plan`] → [`AttentionPlan::bind`] → [`Call::record`], or [`Attention::forward`].
+/// Cheap to clone. [`Attention::plan`] → [`AttentionPlan::bind`] → [`Call::record`](crate::Call::record), or [`Attention::forward`].
 #[derive(Debug, Clone)]
 pub struct Attention {
     gpu: Gpu,
@@ -236,8 +254,24 @@ impl Attention {
     /// # Errors
     /// As [`Attention::plan`] and [`AttentionPlan::bind`]; nothing is recorded then.
     pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &AttentionTensors) -> Result<()> {
-        let call: Call = self.plan(&tensors.shape()?)?.bind(tensors)?;
-        call.encode(encoder);
+        self.plan(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        Ok(())
+    }
+
+    /// Validates sizes and lays out the workspace of a backward call.
+    ///
+    /// # Errors
+    /// As [`Attention::plan`].
+    pub fn plan_backward(&self, shape: &AttentionShape) -> Result<AttentionBackwardPlan> {
+        AttentionBackwardPlan::new(self, shape)
+    }
+
+    /// Plans, binds and records a backward call in a compute pass of its own. Its kernels are compiled at the first.
+    ///
+    /// # Errors
+    /// As [`Attention::plan_backward`] and [`AttentionBackwardPlan::bind`]; nothing is recorded then.
+    pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &AttentionGradients) -> Result<()> {
+        self.plan_backward(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::{Efla, EflaShape, EflaTensors, Form, Integrator};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, WorkspaceLayout, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
 use crate::shader::{File, Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
@@ -158,13 +158,6 @@ pub struct EflaPlan {
     spare: Part,
 }
 
-/// A range of the workspace, in elements.
-#[derive(Debug, Clone, Copy)]
-struct Part {
-    start: u64,
-    elements: u64,
-}
-
 impl EflaPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape) -> Result<Self> {
         shape.validate()?;
@@ -178,36 +171,16 @@ impl EflaPlan {
         let sequences = (shape.batch as u64).saturating_mul(shape.value_heads as u64);
         let padded = sequences.saturating_mul(chunks as u64).saturating_mul(chunk as u64);
         let (key_dim, value_dim) = (config.key_dim as u64, config.value_dim as u64);
-        let mut layout = WorkspaceLayout::new(limits);
-        let mut reserve = |name: &str, elements: u64| -> Result<Part> {
-            let bytes = elements.saturating_mul(4);
-            let limit = limits.max_storage_buffer_binding_size;
-            for (limit_name, limit) in
-                [("max_storage_buffer_binding_size", limit), ("2³¹ elements of 4 bytes", 1 << 33)]
-            {
-                if bytes > limit {
-                    return Err(Error::Limit { argument: format!("{name}, in bytes"), got: bytes, limit_name, limit });
-                }
-            }
-            Ok(Part { start: layout.reserve(elements), elements })
-        };
-        let gates = reserve("workspace of the gates", sequences.saturating_mul(shape.tokens as u64).saturating_mul(4))?;
-        let w = reserve("workspace of W", padded.saturating_mul(key_dim))?;
-        let u = reserve("workspace of U", padded.saturating_mul(value_dim))?;
+        let mut workspace = WorkspaceLayout::new(limits);
+        let gates = sequences.saturating_mul(shape.tokens as u64).saturating_mul(4);
+        let gates = workspace.reserve("workspace of the gates", gates)?;
+        let w = workspace.reserve("workspace of W", padded.saturating_mul(key_dim))?;
+        let u = workspace.reserve("workspace of U", padded.saturating_mul(value_dim))?;
         let states = sequences.saturating_mul(chunks as u64).saturating_mul(key_dim * value_dim);
-        let states = reserve("workspace of the states", states)?;
-        let spare = reserve("workspace", 1)?;
-        let plan =
-            EflaPlan { efla: efla.clone(), shape: *shape, workspace: layout, chunks, gates, w, u, states, spare };
-        if plan.workspace_bytes() > limits.max_buffer_size {
-            return Err(Error::Limit {
-                argument: "workspace, in bytes".to_string(),
-                got: plan.workspace_bytes(),
-                limit_name: "max_buffer_size",
-                limit: limits.max_buffer_size,
-            });
-        }
-        Ok(plan)
+        let states = workspace.reserve("workspace of the states", states)?;
+        let spare = workspace.reserve("workspace", 1)?;
+        workspace.check()?;
+        Ok(EflaPlan { efla: efla.clone(), shape: *shape, workspace, chunks, gates, w, u, states, spare })
     }
 
     /// Bytes of device memory a call needs besides its tensors.
@@ -284,8 +257,8 @@ impl EflaPlan {
             ..Default::default()
         };
         let params = params_buffer(gpu, "efla", &params);
-        let bound = |view: &TensorView| (!view.is_empty()).then(|| BoundRange::of(view, limits));
-        let part = |part: Part| gpu.part(&workspace, part.start, part.elements);
+        let bound = |view: &TensorView| BoundRange::of_view(view, limits);
+        let part = |part: Part| part.of(&workspace);
         let state_in = tensors.initial_state.as_ref().filter(|_| !in_place).and_then(bound);
         let state_out = tensors.final_state.as_ref().map_or_else(|| Some(part(self.spare)), bound);
         let argument = |name: &str| match name {

@@ -1,0 +1,243 @@
+// Attention, backward: d_k_n = scale Σ_rows d_a_n q, d_v_n = Σ_rows w_n d_out, and what sinks and intervals get.
+//
+// A workgroup owns OWN nodes of one key/value head and walks all rows of its query heads that see one of them, in
+// tiles of BLOCK_Q rows: sums over a group of heads need no atomics. The tile of BLOCK_K nodes has a neighbour more
+// on either side of the nodes owned (for continuous attention), whose logits are computed again:
+//   1. logits [BLOCK_Q, D] x [D, BLOCK_K] and d_out·v [BLOCK_Q, D_v] x [D_v, BLOCK_K];
+//   2. gradients of the logits and weights, one invocation a row;
+//   3. d_v += [BLOCK_K, BLOCK_Q] x [BLOCK_Q, D_v] and d_k += [BLOCK_K, BLOCK_Q] x [BLOCK_Q, D].
+//
+// Gradients of node 0 (per batch) and of the intervals (per head) go to the workspace, to be summed by `reduce`.
+
+const OWN: u32 = BLOCK_K - 2u * CONTINUOUS;
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let index = workgroup_index(workgroup, workgroups);
+    let node_blocks = params.keys / OWN + 1u;
+    if index >= node_blocks * params.kv_heads * params.batch {
+        return;
+    }
+    let block = index % node_blocks;
+    let kv_head = (index / node_blocks) % params.kv_heads;
+    let batch = index / (node_blocks * params.kv_heads);
+    let k_base = params.k.x + batch * params.k.y + kv_head * params.k.z;
+    let v_base = params.v.x + batch * params.v.y + kv_head * params.v.z;
+    let sink = select(0u, batch, params.sink_batch > 1u) * params.kv_heads + kv_head;
+    let sink_k = params.packed_sink_k + sink * params.head_dim;
+    let sink_v = params.packed_sink_v + sink * params.value_dim;
+    let intervals = params.packed_intervals + batch * params.keys;
+    let lengths = params.has_d_intervals == 1u;
+
+    let own_first = i32(block * OWN);
+    let own_last = min(own_first + i32(OWN) - 1, i32(params.keys));
+    let node0 = own_first - LAG;
+    // Rows whose last node is at or past the first owned and whose first node is not past the last owned.
+    var row_first = 0;
+    var row_last = i32(params.queries) - 1;
+    if params.causal == 1u {
+        row_first = max(0, own_first - 1 - params.alignment);
+        row_last = min(row_last, own_last - 1 - params.alignment + params.window);
+    }
+
+    let x = thread % STAGE;
+    let y = thread / STAGE;
+    // Nodes 4y.. of the tile as `weigh_row` leaves it.
+    let value0 = node0 - LAG;
+    let nodes = value0 + i32(4u * y) + vec4(0, 1, 2, 3);
+    var d_keys: array<vec4<f32>, 4u * KEY_STAGES>;
+    var d_values: array<vec4<f32>, 4u * VALUE_STAGES>;
+    for (var i = 0u; i < 4u * KEY_STAGES; i++) {
+        d_keys[i] = vec4(0.0);
+    }
+    for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
+        d_values[i] = vec4(0.0);
+    }
+    // Of the segment that ends in node node0 + thread.
+    var d_length = 0.0;
+
+    for (var head = kv_head * params.group; head < (kv_head + 1u) * params.group; head++) {
+        let q_base = params.q.x + batch * params.q.y + head * params.q.z;
+        let d_out_base = params.d_out.x + batch * params.d_out.y + head * params.d_out.z;
+        for (var first = row_first; first <= row_last; first += i32(BLOCK_Q)) {
+            let row0 = u32(first);
+            var own = Row(vec2(0, -1), 0.0, 0.0, false);
+            workgroupBarrier();
+            if thread < BLOCK_Q {
+                own = load_row(batch, head, row0 + thread);
+                ranges[thread] = own.range;
+            }
+
+            // 1.
+            var logits: array<vec4<f32>, 4>;
+            var d_weights: array<vec4<f32>, 4>;
+            for (var i = 0u; i < 4u; i++) {
+                logits[i] = vec4(0.0);
+                d_weights[i] = vec4(0.0);
+            }
+            for (var s = 0u; s < KEY_STAGES; s++) {
+                workgroupBarrier();
+                for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                    let column = 4u * (s * STAGE + i % STAGE);
+                    stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
+                }
+                for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+                    let column = 4u * (s * STAGE + i % STAGE);
+                    values[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, node0 + i32(i / STAGE), column);
+                }
+                workgroupBarrier();
+                for (var c = 0u; c < STAGE; c++) {
+                    let k0 = values[(4u * x) * PITCH + c];
+                    let k1 = values[(4u * x + 1u) * PITCH + c];
+                    let k2 = values[(4u * x + 2u) * PITCH + c];
+                    let k3 = values[(4u * x + 3u) * PITCH + c];
+                    for (var i = 0u; i < 4u; i++) {
+                        let q_i = stage[(4u * y + i) * PITCH + c];
+                        logits[i] += vec4(dot(q_i, k0), dot(q_i, k1), dot(q_i, k2), dot(q_i, k3));
+                    }
+                }
+            }
+            for (var s = 0u; s < VALUE_STAGES; s++) {
+                workgroupBarrier();
+                for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                    let column = 4u * (s * STAGE + i % STAGE);
+                    stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_base, row0 + i / STAGE, column);
+                }
+                for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+                    let column = 4u * (s * STAGE + i % STAGE);
+                    values[i / STAGE * PITCH + i % STAGE] = load_v(v_base, sink_v, node0 + i32(i / STAGE), column);
+                }
+                workgroupBarrier();
+                for (var c = 0u; c < STAGE; c++) {
+                    let v0 = values[(4u * x) * PITCH + c];
+                    let v1 = values[(4u * x + 1u) * PITCH + c];
+                    let v2 = values[(4u * x + 2u) * PITCH + c];
+                    let v3 = values[(4u * x + 3u) * PITCH + c];
+                    for (var i = 0u; i < 4u; i++) {
+                        let d_i = stage[(4u * y + i) * PITCH + c];
+                        d_weights[i] += vec4(dot(d_i, v0), dot(d_i, v1), dot(d_i, v2), dot(d_i, v3));
+                    }
+                }
+            }
+            workgroupBarrier();
+            for (var i = 0u; i < 4u; i++) {
+                scores[(4u * y + i) * PITCH + x] = logits[i];
+                values[(4u * y + i) * PITCH + x] = d_weights[i];
+            }
+            workgroupBarrier();
+
+            // 2. The segment into the tile's first node is another workgroup's.
+            if thread < BLOCK_Q {
+                var carry = Carry(0.0, 0.0, 0.0, 0.0, 0.0);
+                weigh_row(thread, own, node0, node0 + 1, intervals, lengths, &carry);
+            }
+            if lengths {
+                workgroupBarrier();
+                if thread < BLOCK_K {
+                    var sum = 0.0;
+                    for (var r = 0u; r < BLOCK_Q; r++) {
+                        sum += stage[r * PITCH + thread / 4u][thread % 4u];
+                    }
+                    d_length += sum;
+                }
+            }
+
+            // 3. Rows that have no integral, or don't see the node, are left out, not multiplied by 0.
+            for (var s = 0u; s < VALUE_STAGES; s++) {
+                workgroupBarrier();
+                for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                    let column = 4u * (s * STAGE + i % STAGE);
+                    stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_base, row0 + i / STAGE, column);
+                }
+                workgroupBarrier();
+                var tile: array<vec4<f32>, 4>;
+                for (var i = 0u; i < 4u; i++) {
+                    tile[i] = vec4(0.0);
+                }
+                for (var r = 0u; r < BLOCK_Q; r++) {
+                    let d = stage[r * PITCH + x];
+                    let w = values[r * PITCH + y];
+                    let seen = (nodes >= vec4(ranges[r].x)) & (nodes <= vec4(ranges[r].y));
+                    tile[0] += select(vec4(0.0), w.x * d, seen.x);
+                    tile[1] += select(vec4(0.0), w.y * d, seen.y);
+                    tile[2] += select(vec4(0.0), w.z * d, seen.z);
+                    tile[3] += select(vec4(0.0), w.w * d, seen.w);
+                }
+                for (var i = 0u; i < 4u; i++) {
+                    d_values[4u * s + i] += tile[i];
+                }
+            }
+            for (var s = 0u; s < KEY_STAGES; s++) {
+                workgroupBarrier();
+                for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                    let column = 4u * (s * STAGE + i % STAGE);
+                    stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
+                }
+                workgroupBarrier();
+                var tile: array<vec4<f32>, 4>;
+                for (var i = 0u; i < 4u; i++) {
+                    tile[i] = vec4(0.0);
+                }
+                for (var r = 0u; r < BLOCK_Q; r++) {
+                    let q_r = stage[r * PITCH + x];
+                    let d = scores[r * PITCH + y];
+                    let seen = (nodes >= vec4(ranges[r].x)) & (nodes <= vec4(ranges[r].y));
+                    tile[0] += select(vec4(0.0), d.x * q_r, seen.x);
+                    tile[1] += select(vec4(0.0), d.y * q_r, seen.y);
+                    tile[2] += select(vec4(0.0), d.z * q_r, seen.z);
+                    tile[3] += select(vec4(0.0), d.w * q_r, seen.w);
+                }
+                for (var i = 0u; i < 4u; i++) {
+                    d_keys[4u * s + i] += tile[i];
+                }
+            }
+        }
+    }
+
+    // Nodes 0 and 1 are neighbours of one invocation.
+    let sinks = batch * params.kv_heads + kv_head;
+    for (var i = 0u; i < 4u; i++) {
+        let node = nodes[i];
+        if node < own_first || node > own_last || (node == 0 && params.sink != SINK_GIVEN) {
+            continue;
+        }
+        for (var s = 0u; s < KEY_STAGES; s++) {
+            let column = 4u * (s * STAGE + x);
+            var result = d_keys[4u * s + i];
+            if node == 1 && params.sink == SINK_FIRST {
+                result += d_keys[4u * s + i - 1u];
+            }
+            for (var c = 0u; c < 4u && column + c < params.head_dim; c++) {
+                if node == 0 {
+                    workspace[params.d_sink_k_partial + sinks * params.head_dim + column + c] = result[c];
+                } else {
+                    let base = params.d_k.x + batch * params.d_k.y + kv_head * params.d_k.z;
+                    d_k[base + u32(node - 1) * params.d_k.w + column + c] = result[c];
+                }
+            }
+        }
+        for (var s = 0u; s < VALUE_STAGES; s++) {
+            let column = 4u * (s * STAGE + x);
+            var result = d_values[4u * s + i];
+            if node == 1 && params.sink == SINK_FIRST {
+                result += d_values[4u * s + i - 1u];
+            }
+            for (var c = 0u; c < 4u && column + c < params.value_dim; c++) {
+                if node == 0 {
+                    workspace[params.d_sink_v_partial + sinks * params.value_dim + column + c] = result[c];
+                } else {
+                    let base = params.d_v.x + batch * params.d_v.y + kv_head * params.d_v.z;
+                    d_v[base + u32(node - 1) * params.d_v.w + column + c] = result[c];
+                }
+            }
+        }
+    }
+    let node = node0 + i32(thread);
+    if lengths && thread < BLOCK_K && node >= max(own_first, 1) && node <= own_last {
+        workspace[params.d_intervals_partial + sinks * params.keys + u32(node - 1)] = d_length;
+    }
+}

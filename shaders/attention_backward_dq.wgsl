@@ -1,0 +1,161 @@
+// Attention, backward: d_q = scale Σ_n d_a_n k_n. Logits are recomputed from q and k.
+//
+// A workgroup owns BLOCK_Q rows of one head and walks tiles of BLOCK_K nodes, as the forward pass does:
+//   1. logits [BLOCK_Q, D] x [D, BLOCK_K] and d_out·v [BLOCK_Q, D_v] x [D_v, BLOCK_K];
+//   2. gradients of the logits, one invocation a row;
+//   3. d_q += [BLOCK_Q, BLOCK_K] x [BLOCK_K, D].
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let index = workgroup_index(workgroup, workgroups);
+    if index >= params.row_blocks * params.heads * params.batch {
+        return;
+    }
+    let block = params.row_blocks - 1u - index % params.row_blocks;
+    let head = (index / params.row_blocks) % params.heads;
+    let batch = index / (params.row_blocks * params.heads);
+    let kv_head = head / params.group;
+    let q_base = params.q.x + batch * params.q.y + head * params.q.z;
+    let k_base = params.k.x + batch * params.k.y + kv_head * params.k.z;
+    let v_base = params.v.x + batch * params.v.y + kv_head * params.v.z;
+    let d_out_base = params.d_out.x + batch * params.d_out.y + head * params.d_out.z;
+    let sink = select(0u, batch, params.sink_batch > 1u) * params.kv_heads + kv_head;
+    let sink_k = params.packed_sink_k + sink * params.head_dim;
+    let sink_v = params.packed_sink_v + sink * params.value_dim;
+    let intervals = params.packed_intervals + batch * params.keys;
+
+    let row0 = block * BLOCK_Q;
+    let lowest = visible_nodes(row0);
+    let highest = visible_nodes(min(row0 + BLOCK_Q, params.queries) - 1u);
+    var own = Row(vec2(0, -1), 0.0, 0.0, false);
+    if thread < BLOCK_Q {
+        own = load_row(batch, head, row0 + thread);
+        ranges[thread] = own.range;
+    }
+    var carry = Carry(0.0, 0.0, 0.0, 0.0, 0.0);
+    let x = thread % STAGE;
+    let y = thread / STAGE;
+    var sums: array<vec4<f32>, 4u * KEY_STAGES>;
+    for (var i = 0u; i < 4u * KEY_STAGES; i++) {
+        sums[i] = vec4(0.0);
+    }
+
+    for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(BLOCK_K)) {
+        // 1.
+        var logits: array<vec4<f32>, 4>;
+        var d_weights: array<vec4<f32>, 4>;
+        for (var i = 0u; i < 4u; i++) {
+            logits[i] = vec4(0.0);
+            d_weights[i] = vec4(0.0);
+        }
+        for (var s = 0u; s < KEY_STAGES; s++) {
+            workgroupBarrier();
+            for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                let column = 4u * (s * STAGE + i % STAGE);
+                stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
+            }
+            for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+                let column = 4u * (s * STAGE + i % STAGE);
+                values[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, node0 + i32(i / STAGE), column);
+            }
+            workgroupBarrier();
+            for (var c = 0u; c < STAGE; c++) {
+                let k0 = values[(4u * x) * PITCH + c];
+                let k1 = values[(4u * x + 1u) * PITCH + c];
+                let k2 = values[(4u * x + 2u) * PITCH + c];
+                let k3 = values[(4u * x + 3u) * PITCH + c];
+                for (var i = 0u; i < 4u; i++) {
+                    let q_i = stage[(4u * y + i) * PITCH + c];
+                    logits[i] += vec4(dot(q_i, k0), dot(q_i, k1), dot(q_i, k2), dot(q_i, k3));
+                }
+            }
+        }
+        for (var s = 0u; s < VALUE_STAGES; s++) {
+            workgroupBarrier();
+            for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                let column = 4u * (s * STAGE + i % STAGE);
+                stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_base, row0 + i / STAGE, column);
+            }
+            for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+                let column = 4u * (s * STAGE + i % STAGE);
+                values[i / STAGE * PITCH + i % STAGE] = load_v(v_base, sink_v, node0 + i32(i / STAGE), column);
+            }
+            workgroupBarrier();
+            for (var c = 0u; c < STAGE; c++) {
+                let v0 = values[(4u * x) * PITCH + c];
+                let v1 = values[(4u * x + 1u) * PITCH + c];
+                let v2 = values[(4u * x + 2u) * PITCH + c];
+                let v3 = values[(4u * x + 3u) * PITCH + c];
+                for (var i = 0u; i < 4u; i++) {
+                    let d_i = stage[(4u * y + i) * PITCH + c];
+                    d_weights[i] += vec4(dot(d_i, v0), dot(d_i, v1), dot(d_i, v2), dot(d_i, v3));
+                }
+            }
+        }
+        workgroupBarrier();
+        for (var i = 0u; i < 4u; i++) {
+            scores[(4u * y + i) * PITCH + x] = logits[i];
+            values[(4u * y + i) * PITCH + x] = d_weights[i];
+        }
+        workgroupBarrier();
+
+        // 2.
+        if thread < BLOCK_Q {
+            weigh_row(thread, own, node0, 0, intervals, false, &carry);
+        }
+
+        // 3. A tile is whole if every row sees every node of it.
+        let value0 = node0 - LAG;
+        let whole = value0 >= highest.x && value0 + i32(BLOCK_K) - 1 <= lowest.y;
+        for (var s = 0u; s < KEY_STAGES; s++) {
+            workgroupBarrier();
+            for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+                let column = 4u * (s * STAGE + i % STAGE);
+                stage[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, value0 + i32(i / STAGE), column);
+            }
+            workgroupBarrier();
+            var tile: array<vec4<f32>, 4>;
+            for (var i = 0u; i < 4u; i++) {
+                tile[i] = vec4(0.0);
+            }
+            for (var c = 0u; c < STAGE; c++) {
+                let k0 = stage[(4u * c) * PITCH + x];
+                let k1 = stage[(4u * c + 1u) * PITCH + x];
+                let k2 = stage[(4u * c + 2u) * PITCH + x];
+                let k3 = stage[(4u * c + 3u) * PITCH + x];
+                for (var i = 0u; i < 4u; i++) {
+                    let d = scores[(4u * y + i) * PITCH + c];
+                    if whole {
+                        tile[i] += d.x * k0 + d.y * k1 + d.z * k2 + d.w * k3;
+                    } else {
+                        tile[i] += seen_sum(d, value0 + i32(4u * c), ranges[4u * y + i], k0, k1, k2, k3);
+                    }
+                }
+            }
+            for (var i = 0u; i < 4u; i++) {
+                sums[4u * s + i] += tile[i];
+            }
+        }
+    }
+
+    let base = params.d_q.x + batch * params.d_q.y + head * params.d_q.z;
+    for (var i = 0u; i < 4u; i++) {
+        let row = row0 + 4u * y + i;
+        if row >= params.queries {
+            break;
+        }
+        for (var s = 0u; s < KEY_STAGES; s++) {
+            let column = 4u * (s * STAGE + x);
+            // Rows without an integral get 0, whatever the keys hold.
+            let has_integral = ranges[4u * y + i].y >= ranges[4u * y + i].x;
+            let result = select(vec4(0.0), params.scale * sums[4u * s + i], has_integral);
+            for (var c = 0u; c < 4u && column + c < params.head_dim; c++) {
+                d_q[base + row * params.d_q.w + column + c] = result[c];
+            }
+        }
+    }
+}

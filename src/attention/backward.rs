@@ -1,0 +1,313 @@
+//! The backward pass: plan, bind, record.
+
+use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Operands, check_sizes, packed_elements, three_dimensions};
+use super::{Attention, AttentionConfig, AttentionShape, Method, Sink};
+use crate::error::{Error, Result};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
+use crate::shader::{File, Kernel, input, output, params, wgsl, workspace};
+use crate::tensor::{TensorView, check_overlaps};
+
+params! {
+    /// Parameters of `reduce`.
+    ReduceParams {
+        destination: [u32; 4],
+        /// Sizes n0, n1, n2 of the destination; the fourth is unused.
+        shape: [u32; 4],
+        source: u32,
+        /// Distance of neighbours along n0.
+        source_stride: u32,
+        count: u32,
+        /// Distance of neighbouring partial results.
+        stride: u32,
+    }
+}
+
+const GRID: File = wgsl!("shared/grid.wgsl");
+const ATTENTION: File = wgsl!("shared/attention.wgsl");
+const BACKWARD: File = wgsl!("shared/attention_backward.wgsl");
+
+pub(crate) static ROWS: Kernel = Kernel {
+    name: "attention_backward_rows",
+    files: &[GRID, wgsl!("attention_backward_rows.wgsl")],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[input("out"), input("lse"), input("d_out"), input("d_lse"), workspace("workspace")],
+};
+
+pub(crate) static DQ: Kernel = Kernel {
+    name: "attention_backward_dq",
+    files: &[GRID, ATTENTION, BACKWARD, wgsl!("attention_backward_dq.wgsl")],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[input("q"), input("k"), input("v"), input("d_out"), workspace("workspace"), output("d_q")],
+};
+
+pub(crate) static DKV: Kernel = Kernel {
+    name: "attention_backward_dkv",
+    files: &[GRID, ATTENTION, BACKWARD, wgsl!("attention_backward_dkv.wgsl")],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[
+        input("q"),
+        input("k"),
+        input("v"),
+        input("d_out"),
+        workspace("workspace"),
+        output("d_k"),
+        output("d_v"),
+    ],
+};
+
+pub(crate) static REDUCE: Kernel = Kernel {
+    name: "reduce",
+    files: &[GRID, wgsl!("reduce.wgsl")],
+    params: &ReduceParams::LAYOUT,
+    bindings: &[workspace("workspace"), output("destination")],
+};
+
+/// What is compiled into `attention_backward_dq` and `attention_backward_dkv`.
+pub(crate) fn constants(config: &AttentionConfig) -> Vec<(&'static str, u32)> {
+    vec![
+        ("CONTINUOUS", u32::from(config.method == Method::Continuous)),
+        ("BLOCK_Q", BLOCK_Q as u32),
+        ("BLOCK_K", BLOCK_K as u32),
+        ("KEY_STAGES", config.head_dim.div_ceil(BLOCK_K) as u32),
+        ("VALUE_STAGES", config.value_dim.div_ceil(BLOCK_K) as u32),
+    ]
+}
+
+/// The tensors of a backward call: those of the forward call, what it returned, the gradients of that, and where the
+/// gradients of its inputs go, each in the shape of what it is the gradient of.
+#[derive(Debug, Clone)]
+pub struct AttentionGradients {
+    /// Queries.
+    pub q: TensorView,
+    /// Keys of the tokens.
+    pub k: TensorView,
+    /// Values of the tokens.
+    pub v: TensorView,
+    /// Key of node 0; given exactly when the sink is [`Sink::Given`].
+    pub sink_k: Option<TensorView>,
+    /// Value of node 0; given exactly when the sink is [`Sink::Given`].
+    pub sink_v: Option<TensorView>,
+    /// Lengths of the segments, if the forward call had them.
+    pub intervals: Option<TensorView>,
+    /// What the forward call returned.
+    pub out: TensorView,
+    /// What the forward call returned.
+    pub lse: TensorView,
+    /// Gradient of out.
+    pub d_out: TensorView,
+    /// Gradient of lse; zeros when absent. Ignored where lse is −∞.
+    pub d_lse: Option<TensorView>,
+    /// Written: gradient of q.
+    pub d_q: TensorView,
+    /// Written: gradient of k.
+    pub d_k: TensorView,
+    /// Written: gradient of v.
+    pub d_v: TensorView,
+    /// Written when given: gradient of sink_k.
+    pub d_sink_k: Option<TensorView>,
+    /// Written when given: gradient of sink_v.
+    pub d_sink_v: Option<TensorView>,
+    /// Written when given: gradient of the intervals.
+    pub d_intervals: Option<TensorView>,
+    /// [`AttentionBackwardPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
+    pub workspace: Option<TensorView>,
+}
+
+impl AttentionGradients {
+    fn operands(&self) -> Operands<'_> {
+        Operands {
+            q: &self.q,
+            k: &self.k,
+            v: &self.v,
+            sink_k: self.sink_k.as_ref(),
+            sink_v: self.sink_v.as_ref(),
+            intervals: self.intervals.as_ref(),
+        }
+    }
+
+    /// The sizes that q and k state.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when either has not four dimensions.
+    pub fn shape(&self) -> Result<AttentionShape> {
+        AttentionShape::of(&self.q, &self.k)
+    }
+}
+
+/// A validated backward call of given sizes, from [`Attention::plan_backward`].
+#[derive(Debug, Clone)]
+pub struct AttentionBackwardPlan {
+    attention: Attention,
+    shape: AttentionShape,
+    workspace: WorkspaceLayout,
+    /// Packed inputs, rows and partial gradients are bound as one.
+    all: Part,
+    rows: u64,
+    d_sink_k: u64,
+    d_sink_v: u64,
+    d_intervals: u64,
+    /// Where d_k and d_v are bound when there is no token.
+    spare: [Part; 2],
+}
+
+impl AttentionBackwardPlan {
+    pub(super) fn new(attention: &Attention, shape: &AttentionShape) -> Result<Self> {
+        check_sizes(shape)?;
+        let config = attention.config();
+        let sequences = shape.batch as u64 * shape.kv_heads as u64;
+        let rows_elements = (shape.batch as u64 * shape.heads as u64).saturating_mul(2 * shape.queries as u64);
+        let sinks = if config.sink == Sink::Given { sequences } else { 0 };
+        let rows = packed_elements(config, shape);
+        let d_sink_k = rows.saturating_add(rows_elements);
+        let d_sink_v = d_sink_k.saturating_add(sinks * config.head_dim as u64);
+        let d_intervals = d_sink_v.saturating_add(sinks * config.value_dim as u64);
+        let lengths = if config.method == Method::Continuous { sequences * shape.keys as u64 } else { 0 };
+        let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
+        let all = workspace.reserve("workspace of the gradients", d_intervals.saturating_add(lengths))?;
+        let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
+        workspace.check()?;
+        let (attention, shape) = (attention.clone(), *shape);
+        Ok(AttentionBackwardPlan { attention, shape, workspace, all, rows, d_sink_k, d_sink_v, d_intervals, spare })
+    }
+
+    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has: linear in T.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace.bytes()
+    }
+
+    /// Checks the tensors against the plan and prepares everything a recording needs.
+    ///
+    /// # Errors
+    /// As [`AttentionPlan::bind`](super::AttentionPlan::bind).
+    pub fn bind(&self, tensors: &AttentionGradients) -> Result<Call> {
+        self.attention.gpu().catching("binding attention's backward pass", || self.bind_uncaught(tensors))?
+    }
+
+    fn bind_uncaught(&self, tensors: &AttentionGradients) -> Result<Call> {
+        let gpu = self.attention.gpu();
+        let (config, limits) = (self.attention.config(), gpu.limits());
+        let AttentionShape { batch, heads, kv_heads, queries, keys } = self.shape;
+        let operands = tensors.operands();
+        let mut inputs = operands.check(config, &self.shape, limits)?;
+        let rows_shape = [batch, heads, queries];
+        let out_shape = [batch, heads, queries, config.value_dim];
+        tensors.out.check("out", &out_shape, limits)?;
+        tensors.lse.check("lse", &rows_shape, limits)?;
+        tensors.d_out.check("d_out", &out_shape, limits)?;
+        inputs.extend([("out", &tensors.out), ("lse", &tensors.lse), ("d_out", &tensors.d_out)]);
+        if let Some(d_lse) = &tensors.d_lse {
+            d_lse.check("d_lse", &rows_shape, limits)?;
+            inputs.push(("d_lse", d_lse));
+        }
+        let mut outputs = Vec::new();
+        for (name, gradient, of) in [
+            ("d_q", Some(&tensors.d_q), Some(&tensors.q)),
+            ("d_k", Some(&tensors.d_k), Some(&tensors.k)),
+            ("d_v", Some(&tensors.d_v), Some(&tensors.v)),
+            ("d_sink_k", tensors.d_sink_k.as_ref(), tensors.sink_k.as_ref()),
+            ("d_sink_v", tensors.d_sink_v.as_ref(), tensors.sink_v.as_ref()),
+            ("d_intervals", tensors.d_intervals.as_ref(), tensors.intervals.as_ref()),
+        ] {
+            match (gradient, of) {
+                (Some(gradient), Some(of)) => {
+                    gradient.check_output(name, of.shape(), limits)?;
+                    outputs.push((name, gradient));
+                }
+                (Some(_), None) => {
+                    return Err(Error::argument(name, "a tensor", format!("none without {}", &name[2..])));
+                }
+                (None, _) => {}
+            }
+        }
+        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
+        outputs.push(("workspace", &workspace));
+        check_overlaps(&outputs, &inputs)?;
+
+        let mut call = Call::default();
+        let all = self.all.of(&workspace);
+        let packed = operands.pack(gpu, &mut call, &all)?;
+        let params = AttentionParams {
+            out: tensors.out.layout(limits),
+            lse: tensors.lse.layout(limits),
+            d_out: tensors.d_out.layout(limits),
+            d_lse: tensors.d_lse.as_ref().map_or([0; 4], |d_lse| d_lse.layout(limits)),
+            d_q: tensors.d_q.layout(limits),
+            d_k: tensors.d_k.layout(limits),
+            d_v: tensors.d_v.layout(limits),
+            has_d_lse: u32::from(tensors.d_lse.is_some()),
+            has_d_intervals: u32::from(tensors.d_intervals.is_some()),
+            rows: self.rows as u32,
+            d_sink_k_partial: self.d_sink_k as u32,
+            d_sink_v_partial: self.d_sink_v as u32,
+            d_intervals_partial: self.d_intervals as u32,
+            ..operands.params(config, &self.shape, limits, packed)
+        };
+        let (row_blocks, sequences) = (u64::from(params.row_blocks), batch as u64 * kv_heads as u64);
+        let row_count = batch as u64 * heads as u64 * queries as u64;
+        let params = params_buffer(gpu, "attention_backward", &params);
+        let bound = |view: &TensorView| BoundRange::of_view(view, limits);
+        let [q, k, v, d_out] = [&tensors.q, &tensors.k, &tensors.v, &tensors.d_out].map(bound);
+
+        let d_lse = tensors.d_lse.as_ref().and_then(bound);
+        let arguments = [bound(&tensors.out), bound(&tensors.lse), d_out.clone(), d_lse, Some(all.clone())];
+        call.push(gpu, &ROWS, Vec::new(), &params, &arguments, row_count.div_ceil(64))?;
+
+        let arguments = [q.clone(), k.clone(), v.clone(), d_out.clone(), Some(all.clone()), bound(&tensors.d_q)];
+        let workgroups = row_blocks * heads as u64 * batch as u64;
+        call.push(gpu, &DQ, constants(config), &params, &arguments, workgroups)?;
+
+        let spare = |part: &Part| Some(part.of(&workspace));
+        let d_k = bound(&tensors.d_k).or_else(|| spare(&self.spare[0]));
+        let d_v = bound(&tensors.d_v).or_else(|| spare(&self.spare[1]));
+        let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
+        let workgroups = (keys / own_nodes + 1) as u64 * sequences;
+        let arguments = [q, k, v, d_out, Some(all.clone()), d_k, d_v];
+        call.push(gpu, &DKV, constants(config), &params, &arguments, workgroups)?;
+
+        // Sinks of batch 1 gather from every batch, intervals from every head.
+        let (kv_heads, keys) = (kv_heads as u64, keys as u64);
+        let shared_sink = operands.sink_batch(batch) == 1;
+        for (gradient, source, size) in [
+            (&tensors.d_sink_k, self.d_sink_k, kv_heads * config.head_dim as u64),
+            (&tensors.d_sink_v, self.d_sink_v, kv_heads * config.value_dim as u64),
+        ] {
+            let count = if shared_sink { batch as u64 } else { 1 };
+            self.reduce(&mut call, gradient.as_ref(), &all, [source, size, count, size])?;
+        }
+        let lengths = [self.d_intervals, kv_heads * keys, kv_heads, keys];
+        self.reduce(&mut call, tensors.d_intervals.as_ref(), &all, lengths)?;
+        Ok(call)
+    }
+
+    /// Records the sum of `count` partial results, `stride` apart, into a gradient if it is asked for.
+    fn reduce(
+        &self,
+        call: &mut Call,
+        gradient: Option<&TensorView>,
+        all: &BoundRange,
+        [source, source_stride, count, stride]: [u64; 4],
+    ) -> Result<()> {
+        let Some(view) = gradient.filter(|view| !view.is_empty()) else {
+            return Ok(());
+        };
+        let gpu = self.attention.gpu();
+        let (mut destination, mut shape) = three_dimensions(view, gpu.limits());
+        if view.shape().len() == 2 {
+            // Intervals: the batch is the outer dimension, there is no middle one.
+            destination = [destination[0], destination[2], 0, destination[3]];
+            shape = [shape[1], 1, shape[2], 0];
+        }
+        let params = ReduceParams {
+            destination,
+            shape,
+            source: source as u32,
+            source_stride: source_stride as u32,
+            count: count as u32,
+            stride: stride as u32,
+        };
+        let params = params_buffer(gpu, REDUCE.name, &params);
+        let elements = u64::from(shape[0]) * u64::from(shape[1]) * u64::from(shape[2]);
+        let arguments = [Some(all.clone()), BoundRange::of_view(view, gpu.limits())];
+        call.push(gpu, &REDUCE, Vec::new(), &params, &arguments, elements.div_ceil(64))
+    }
+}

@@ -1,0 +1,240 @@
+//! What the forward and the backward pass read alike: checks, parameters, packing of the small inputs.
+
+use super::{AttentionConfig, AttentionShape, Method, Sink};
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::kernel::{BoundRange, Call, params_buffer};
+use crate::shader::{Kernel, input, params, wgsl, workspace};
+use crate::tensor::TensorView;
+
+params! {
+    /// Parameters of every attention kernel; the vectors are [`TensorView::layout`]s.
+    AttentionParams {
+        q: [u32; 4],
+        k: [u32; 4],
+        v: [u32; 4],
+        out: [u32; 4],
+        lse: [u32; 4],
+        d_out: [u32; 4],
+        d_lse: [u32; 4],
+        d_q: [u32; 4],
+        d_k: [u32; 4],
+        d_v: [u32; 4],
+        batch: u32,
+        /// Blocks of query rows of a head.
+        row_blocks: u32,
+        heads: u32,
+        kv_heads: u32,
+        /// Query heads per key/value head.
+        group: u32,
+        queries: u32,
+        keys: u32,
+        head_dim: u32,
+        value_dim: u32,
+        causal: u32,
+        /// T_k − T_q.
+        alignment: i32,
+        /// Segments (tokens, less one) that a row keeps.
+        window: i32,
+        /// 0 with a sink, 1 without.
+        first_node: i32,
+        /// 0 zero, 1 first, 2 given, 3 none.
+        sink: u32,
+        sink_batch: u32,
+        has_intervals: u32,
+        has_lse: u32,
+        has_d_lse: u32,
+        has_d_intervals: u32,
+        scale: f32,
+        /// Where parts of the workspace start: packed inputs, (lse, D) of every row, partial gradients.
+        packed_sink_k: u32,
+        packed_sink_v: u32,
+        packed_intervals: u32,
+        rows: u32,
+        d_sink_k_partial: u32,
+        d_sink_v_partial: u32,
+        d_intervals_partial: u32,
+        unused0: u32,
+    }
+}
+
+params! {
+    /// Parameters of `pack`.
+    PackParams {
+        source: [u32; 4],
+        /// Sizes n0, n1, n2 of the source; the fourth is unused.
+        shape: [u32; 4],
+        destination: u32,
+        unused0: u32,
+        unused1: u32,
+        unused2: u32,
+    }
+}
+
+pub(crate) static PACK: Kernel = Kernel {
+    name: "pack",
+    files: &[wgsl!("shared/grid.wgsl"), wgsl!("pack.wgsl")],
+    params: &PackParams::LAYOUT,
+    bindings: &[input("source"), workspace("workspace")],
+};
+
+/// Query rows and nodes of a tile: 16 logits an invocation, 14 KiB of workgroup memory.
+pub(super) const BLOCK_Q: usize = 32;
+pub(super) const BLOCK_K: usize = 32;
+
+/// The tensors that either pass reads.
+pub(super) struct Operands<'a> {
+    pub q: &'a TensorView,
+    pub k: &'a TensorView,
+    pub v: &'a TensorView,
+    pub sink_k: Option<&'a TensorView>,
+    pub sink_v: Option<&'a TensorView>,
+    pub intervals: Option<&'a TensorView>,
+}
+
+/// Where the packed inputs start in the workspace.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Packed {
+    sink_k: u32,
+    sink_v: u32,
+    intervals: u32,
+}
+
+/// Refuses sizes that node and row numbers on the device, 32-bit integers, could not count with room to spare.
+pub(super) fn check_sizes(shape: &AttentionShape) -> Result<()> {
+    shape.validate()?;
+    let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
+    for (name, size) in
+        [("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("queries", queries), ("keys", keys)]
+    {
+        if size > (1 << 29) {
+            let limit_name = "2²⁹, the longest dimension";
+            return Err(Error::Limit { argument: name.to_string(), got: size as u64, limit_name, limit: 1 << 29 });
+        }
+    }
+    Ok(())
+}
+
+/// Elements that packed sinks and intervals of the largest kind take.
+pub(super) fn packed_elements(config: &AttentionConfig, shape: &AttentionShape) -> u64 {
+    let batch = shape.batch as u64;
+    let sinks = if config.sink == Sink::Given { batch.max(1) * shape.kv_heads as u64 } else { 0 };
+    let intervals = if config.method == Method::Continuous { batch * shape.keys as u64 } else { 0 };
+    sinks * (config.head_dim + config.value_dim) as u64 + intervals
+}
+
+impl<'a> Operands<'a> {
+    /// Checks every operand; returns them by name.
+    pub fn check(
+        &self,
+        config: &AttentionConfig,
+        shape: &AttentionShape,
+        limits: &wgpu::Limits,
+    ) -> Result<Vec<(&'static str, &'a TensorView)>> {
+        let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
+        self.q.check("q", &[batch, heads, queries, config.head_dim], limits)?;
+        self.k.check("k", &[batch, kv_heads, keys, config.head_dim], limits)?;
+        self.v.check("v", &[batch, kv_heads, keys, config.value_dim], limits)?;
+        let mut inputs = vec![("q", self.q), ("k", self.k), ("v", self.v)];
+        for (name, sink, dim) in [("sink_k", self.sink_k, config.head_dim), ("sink_v", self.sink_v, config.value_dim)] {
+            match (sink, config.sink == Sink::Given) {
+                (Some(sink), true) => {
+                    sink.check(name, &[self.sink_batch(batch), kv_heads, dim], limits)?;
+                    inputs.push((name, sink));
+                }
+                (None, true) => return Err(Error::argument(name, "none", "a tensor, since the sink is Sink::Given")),
+                (Some(_), false) => {
+                    let needed = format!("none, since the sink is Sink::{:?}", config.sink);
+                    return Err(Error::argument(name, "a tensor", needed));
+                }
+                (None, false) => {}
+            }
+        }
+        if let Some(intervals) = self.intervals {
+            if config.method == Method::Softmax {
+                return Err(Error::argument("intervals", "a tensor", "none with Method::Softmax"));
+            }
+            intervals.check("intervals", &[batch, keys], limits)?;
+            inputs.push(("intervals", intervals));
+        }
+        Ok(inputs)
+    }
+
+    /// Leading size of the sinks: 1 if sink_k says so, else B.
+    pub fn sink_batch(&self, batch: usize) -> usize {
+        if self.sink_k.is_some_and(|sink| sink.shape().first() == Some(&1)) { 1 } else { batch }
+    }
+
+    /// Records the copies of sinks and intervals into the start of the workspace.
+    pub fn pack(&self, gpu: &Gpu, call: &mut Call, workspace: &BoundRange) -> Result<Packed> {
+        let mut end = 0;
+        let mut pack = |view: Option<&TensorView>| -> Result<u32> {
+            let destination = end;
+            if let Some(view) = view.filter(|view| !view.is_empty()) {
+                let (source, shape) = three_dimensions(view, gpu.limits());
+                let elements = shape[0] * shape[1] * shape[2];
+                let params = PackParams { source, shape, destination, ..Default::default() };
+                let params = params_buffer(gpu, PACK.name, &params);
+                let arguments = [Some(BoundRange::of(view, gpu.limits())), Some(workspace.clone())];
+                call.push(gpu, &PACK, Vec::new(), &params, &arguments, u64::from(elements).div_ceil(64))?;
+                end += elements;
+            }
+            Ok(destination)
+        };
+        Ok(Packed { sink_k: pack(self.sink_k)?, sink_v: pack(self.sink_v)?, intervals: pack(self.intervals)? })
+    }
+
+    /// The parameters that both passes have; outputs and partial results are left at 0.
+    pub fn params(
+        &self,
+        config: &AttentionConfig,
+        shape: &AttentionShape,
+        limits: &wgpu::Limits,
+        packed: Packed,
+    ) -> AttentionParams {
+        let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
+        // An ordinary row's window counts tokens, of which a lone node is one; segments lie between nodes.
+        let lone = usize::from(config.method == Method::Softmax);
+        AttentionParams {
+            q: self.q.layout(limits),
+            k: self.k.layout(limits),
+            v: self.v.layout(limits),
+            batch: batch as u32,
+            row_blocks: queries.div_ceil(BLOCK_Q) as u32,
+            heads: heads as u32,
+            kv_heads: kv_heads as u32,
+            group: shape.group() as u32,
+            queries: queries as u32,
+            keys: keys as u32,
+            head_dim: config.head_dim as u32,
+            value_dim: config.value_dim as u32,
+            causal: u32::from(config.causal),
+            alignment: keys as i32 - queries as i32,
+            window: config.window.map_or(keys + 1, |window| (window - lone).min(keys + 1)) as i32,
+            first_node: i32::from(config.sink == Sink::None),
+            sink: match config.sink {
+                Sink::Zero => 0,
+                Sink::First => 1,
+                Sink::Given => 2,
+                Sink::None => 3,
+            },
+            sink_batch: self.sink_batch(batch) as u32,
+            has_intervals: u32::from(self.intervals.is_some()),
+            scale: config.scale() as f32,
+            packed_sink_k: packed.sink_k,
+            packed_sink_v: packed.sink_v,
+            packed_intervals: packed.intervals,
+            ..Default::default()
+        }
+    }
+}
+
+/// Layout and sizes of a view of 2 or 3 dimensions as one of 3.
+pub(super) fn three_dimensions(view: &TensorView, limits: &wgpu::Limits) -> ([u32; 4], [u32; 4]) {
+    let layout = view.layout(limits);
+    match *view.shape() {
+        [n1, n2] => ([layout[0], 0, layout[1], layout[2]], [1, n1 as u32, n2 as u32, 0]),
+        [n0, n1, n2] => (layout, [n0 as u32, n1 as u32, n2 as u32, 0]),
+        _ => unreachable!("sinks and intervals were checked to have 3 and 2 dimensions"),
+    }
+}

@@ -1,0 +1,354 @@
+//! Gradients of attention against the float64 reference and the given cases.
+
+use std::sync::OnceLock;
+
+use continuous_attention::reference::attention as reference;
+use continuous_attention::reference::compare::{Quantity, Scale, attention_factor, compare, limit};
+use continuous_attention::*;
+
+fn gpu() -> &'static Gpu {
+    static GPU: OnceLock<Gpu> = OnceLock::new();
+    GPU.get_or_init(|| Gpu::new().expect("the tests need an adapter"))
+}
+
+#[derive(Clone, Debug)]
+struct Problem {
+    config: AttentionConfig,
+    shape: AttentionShape,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    sinks: Option<(Vec<f32>, Vec<f32>, usize)>,
+    intervals: Option<Vec<f32>>,
+    d_out: Vec<f32>,
+    d_lse: Option<Vec<f32>>,
+}
+
+type Gradients = Vec<(&'static str, Vec<f32>)>;
+
+fn f64s(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
+}
+
+impl Problem {
+    fn random(rng: &mut fastrand::Rng, config: AttentionConfig, shape: AttentionShape, intervals: bool) -> Self {
+        let mut normal =
+            |n: usize| -> Vec<f32> { (0..n).map(|_| (0..6).map(|_| rng.f32() - 0.5).sum::<f32>() * 1.4).collect() };
+        let AttentionShape { batch, heads, kv_heads, queries, keys } = shape;
+        let (d, dv) = (config.head_dim, config.value_dim);
+        let q = normal(batch * heads * queries * d);
+        let k = normal(batch * kv_heads * keys * d);
+        let v = normal(batch * kv_heads * keys * dv);
+        let d_out = normal(batch * heads * queries * dv);
+        let d_lse = normal(batch * heads * queries);
+        let sink_batch = if d % 2 == 0 { 1 } else { batch };
+        let sinks = (config.sink == Sink::Given)
+            .then(|| (normal(sink_batch * kv_heads * d), normal(sink_batch * kv_heads * dv), sink_batch));
+        let intervals = (intervals && config.method == Method::Continuous).then(|| {
+            normal(batch * keys).into_iter().map(|x| if x < -0.6 { 0.0 } else { x.abs() + 0.01 }).collect::<Vec<_>>()
+        });
+        Problem { config, shape, q, k, v, sinks, intervals, d_out, d_lse: (d % 3 == 0).then_some(d_lse) }
+    }
+
+    /// Forward then backward in one encoder, outputs and workspaces full of NaN before.
+    fn run(&self) -> Gradients {
+        let gpu = gpu();
+        let AttentionShape { batch, heads, kv_heads, queries, keys } = self.shape;
+        let (d, dv) = (self.config.head_dim, self.config.value_dim);
+        let nan = |shape: &[usize]| gpu.upload(&vec![f32::NAN; shape.iter().product()], shape).unwrap();
+        let up = |data: &[f32], shape: &[usize]| gpu.upload(data, shape).unwrap().view();
+        let q = up(&self.q, &[batch, heads, queries, d]);
+        let k = up(&self.k, &[batch, kv_heads, keys, d]);
+        let v = up(&self.v, &[batch, kv_heads, keys, dv]);
+        let sink_k = self.sinks.as_ref().map(|(sink, _, b)| up(sink, &[*b, kv_heads, d]));
+        let sink_v = self.sinks.as_ref().map(|(_, sink, b)| up(sink, &[*b, kv_heads, dv]));
+        let intervals = self.intervals.as_ref().map(|x| up(x, &[batch, keys]));
+        let out = nan(&[batch, heads, queries, dv]);
+        let lse = nan(&[batch, heads, queries]);
+        let attention = Attention::new(gpu, self.config).unwrap();
+        let plan = attention.plan_backward(&self.shape).unwrap();
+        let mut outputs = vec![("d_q", nan(q.shape())), ("d_k", nan(k.shape())), ("d_v", nan(v.shape()))];
+        if let (Some(sink_k), Some(sink_v)) = (&sink_k, &sink_v) {
+            outputs.push(("d_sink_k", nan(sink_k.shape())));
+            outputs.push(("d_sink_v", nan(sink_v.shape())));
+        }
+        if let Some(intervals) = &intervals {
+            outputs.push(("d_intervals", nan(intervals.shape())));
+        }
+        let output = |name: &str| outputs.iter().find(|(n, _)| *n == name).map(|(_, tensor)| tensor.view());
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let forward = AttentionTensors {
+            sink_k: sink_k.clone(),
+            sink_v: sink_v.clone(),
+            intervals: intervals.clone(),
+            lse: Some(lse.view()),
+            ..AttentionTensors::new(q.clone(), k.clone(), v.clone(), out.view())
+        };
+        attention.forward(&mut encoder, &forward).unwrap();
+        let backward = AttentionGradients {
+            q,
+            k,
+            v,
+            sink_k,
+            sink_v,
+            intervals,
+            out: out.view(),
+            lse: lse.view(),
+            d_out: up(&self.d_out, &[batch, heads, queries, dv]),
+            d_lse: self.d_lse.as_ref().map(|x| up(x, &[batch, heads, queries])),
+            d_q: output("d_q").unwrap(),
+            d_k: output("d_k").unwrap(),
+            d_v: output("d_v").unwrap(),
+            d_sink_k: output("d_sink_k"),
+            d_sink_v: output("d_sink_v"),
+            d_intervals: output("d_intervals"),
+            workspace: Some(nan(&[plan.workspace_bytes() as usize / 4]).view()),
+        };
+        attention.backward(&mut encoder, &backward).unwrap();
+        gpu.queue().submit([encoder.finish()]);
+        outputs.into_iter().map(|(name, tensor)| (name, gpu.read(&tensor).unwrap())).collect()
+    }
+
+    fn check(&self) -> f64 {
+        let (want, factor) = self.reference();
+        let limit = limit(Quantity::Gradient, DType::F32) * factor;
+        let mut worst = 0f64;
+        for (name, got) in self.run() {
+            let result = compare(&got, named(&want, name), limit, Scale::Tensor);
+            println!("{name}: rms {:.2e} max {:.2e} limit {limit:.1e}", result.rms, result.max);
+            assert!(result.passed(), "{name}: {:?}\n{:?} {:?}", result, self.config, self.shape);
+            worst = worst.max(result.rms / limit);
+        }
+        worst
+    }
+
+    /// The float64 gradients and the factor on attention's limits.
+    fn reference(&self) -> (reference::Gradients, f64) {
+        let (q, k, v) = (f64s(&self.q), f64s(&self.k), f64s(&self.v));
+        let sinks = self.sinks.as_ref().map(|(k, v, _)| (f64s(k), f64s(v)));
+        let intervals = self.intervals.as_deref().map(f64s);
+        let inputs = reference::Inputs {
+            q: &q,
+            k: &k,
+            v: &v,
+            sink_k: sinks.as_ref().map(|(k, _)| &k[..]),
+            sink_v: sinks.as_ref().map(|(_, v)| &v[..]),
+            intervals: intervals.as_deref(),
+        };
+        let d_lse = self.d_lse.as_deref().map(f64s);
+        let want =
+            reference::backward(&self.config, &self.shape, &inputs, &f64s(&self.d_out), d_lse.as_deref()).unwrap();
+        let factor = attention_factor(reference::largest_logit(&self.config, &self.shape, &inputs).unwrap());
+        (want, factor)
+    }
+}
+
+fn named<'a>(gradients: &'a reference::Gradients, name: &str) -> &'a [f64] {
+    match name {
+        "d_q" => &gradients.d_q,
+        "d_k" => &gradients.d_k,
+        "d_v" => &gradients.d_v,
+        "d_sink_k" => gradients.d_sink_k.as_deref().unwrap(),
+        "d_sink_v" => gradients.d_sink_v.as_deref().unwrap(),
+        "d_intervals" => gradients.d_intervals.as_deref().unwrap(),
+        _ => unreachable!("{name}"),
+    }
+}
+
+/// Judges gradients that are small differences by the size of what was subtracted: Σ |d_out| |v| per row.
+fn check_absolute(problem: &Problem) {
+    let (want, factor) = problem.reference();
+    let largest = |x: &[f32]| x.iter().fold(1.0f64, |top, x| top.max(f64::from(x.abs())));
+    let d_lse = problem.d_lse.as_deref().map_or(1.0, largest);
+    let terms = largest(&problem.d_out) * largest(&problem.v) * problem.config.value_dim as f64 + d_lse;
+    let size = terms * largest(&problem.k).max(largest(&problem.q));
+    for (name, got) in problem.run() {
+        for (got, want) in got.iter().zip(named(&want, name)) {
+            let error = (f64::from(*got) - want).abs();
+            assert!(error <= 1e-6 * factor * size, "{name}: {got} {want} {:?} {:?}", problem.config, problem.shape);
+        }
+    }
+}
+
+#[test]
+fn given_cases() {
+    for entry in std::fs::read_dir("tests/cases").unwrap() {
+        let path = entry.unwrap().path();
+        let case = case::Case::load(&path, &Default::default()).unwrap();
+        let case::Operation::Attention { config, shape } = case.operation else { continue };
+        let get = |name: &str| case.inputs.get(name).map(|tensor| tensor.values.clone());
+        let problem = Problem {
+            config,
+            shape,
+            q: get("q").unwrap(),
+            k: get("k").unwrap(),
+            v: get("v").unwrap(),
+            sinks: get("sink_k").map(|k| (k, get("sink_v").unwrap(), case.inputs["sink_k"].shape[0])),
+            intervals: get("intervals"),
+            d_out: get("d_out").unwrap(),
+            d_lse: get("d_lse"),
+        };
+        println!("{}", path.display());
+        problem.check();
+        for (name, got) in problem.run() {
+            let want = f64s(&case.expected[name].values);
+            let result = compare(&got, &want, limit(Quantity::Gradient, DType::F32), Scale::Tensor);
+            assert!(result.passed(), "{}: {name}: {result:?}", path.display());
+        }
+    }
+}
+
+#[test]
+fn random_configurations() {
+    let count = std::env::var("CONTINUOUS_ATTENTION_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
+    let mut worst = 0f64;
+    for seed in 0..count {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let method = if rng.u8(0..4) == 0 { Method::Softmax } else { Method::Continuous };
+        let sink = match method {
+            Method::Softmax => Sink::None,
+            Method::Continuous => [Sink::Zero, Sink::First, Sink::Given, Sink::None][rng.usize(0..4)],
+        };
+        let config = AttentionConfig {
+            head_dim: rng.usize(1..70),
+            value_dim: rng.usize(1..70),
+            method,
+            sink,
+            causal: rng.bool(),
+            // A row of one segment has out = L v + R v whatever its length, and small gradients of q and k: differences
+            // of nearly equal numbers, which no relative error can judge. `few_nodes` judges them by what is subtracted.
+            window: rng.bool().then(|| rng.usize(5..80)),
+            scale: None,
+        };
+        let kv_heads = rng.usize(1..3);
+        let shape = AttentionShape {
+            batch: rng.usize(1..3),
+            heads: kv_heads * rng.usize(1..3),
+            kv_heads,
+            queries: rng.usize(0..100),
+            keys: if rng.u8(0..20) == 0 { 0 } else { rng.usize(5..100) },
+        };
+        let intervals = rng.bool();
+        let problem = Problem::random(&mut rng, config, shape, intervals);
+        println!("{seed}: {config:?} {shape:?}");
+        worst = worst.max(problem.check());
+    }
+    println!("worst rms {worst:.2} of its limit");
+}
+
+#[test]
+fn few_nodes() {
+    for seed in 0..60 {
+        let mut rng = fastrand::Rng::with_seed(1000 + seed);
+        let config = AttentionConfig {
+            head_dim: rng.usize(1..20),
+            value_dim: rng.usize(1..20),
+            sink: [Sink::Zero, Sink::First, Sink::Given, Sink::None][rng.usize(0..4)],
+            causal: rng.bool(),
+            window: rng.bool().then(|| rng.usize(1..4)),
+            ..Default::default()
+        };
+        let shape = AttentionShape {
+            batch: rng.usize(0..3),
+            heads: 2,
+            kv_heads: rng.usize(1..3),
+            queries: rng.usize(0..8),
+            keys: rng.usize(0..5),
+        };
+        let intervals = rng.bool();
+        check_absolute(&Problem::random(&mut rng, config, shape, intervals));
+    }
+}
+
+#[test]
+fn zero_d_out_gives_zeros_and_scaling_is_linear() {
+    let mut rng = fastrand::Rng::with_seed(7);
+    let config = AttentionConfig { head_dim: 12, value_dim: 9, sink: Sink::Given, ..Default::default() };
+    let shape = AttentionShape { batch: 2, heads: 4, kv_heads: 2, queries: 45, keys: 70 };
+    let problem = Problem::random(&mut rng, config, shape, true);
+    let scaled = |factor: f32| {
+        let scale = |x: &Vec<f32>| x.iter().map(|x| x * factor).collect::<Vec<_>>();
+        Problem { d_out: scale(&problem.d_out), d_lse: problem.d_lse.as_ref().map(scale), ..problem.clone() }.run()
+    };
+    let one = scaled(1.0);
+    // A power of two: every rounding is the same.
+    for ((name, one), (_, four)) in one.iter().zip(scaled(4.0)) {
+        assert!(one.iter().any(|x| *x != 0.0), "{name}");
+        assert!(one.iter().zip(&four).all(|(one, four)| 4.0 * one == *four), "{name}");
+    }
+    for (name, zero) in scaled(0.0) {
+        assert!(zero.iter().all(|x| *x == 0.0), "{name}");
+    }
+    // A repeated run is bit-equal.
+    for ((name, one), (_, again)) in one.iter().zip(scaled(1.0)) {
+        assert!(one.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
+    }
+}
+
+#[test]
+fn what_no_row_sees_gets_zero_and_its_nan_stays_there() {
+    let mut rng = fastrand::Rng::with_seed(8);
+    let config = AttentionConfig { head_dim: 8, value_dim: 40, window: Some(5), ..Default::default() };
+    // 70 keys, the last 10 rows of them queried: rows see nodes 56 (= 61 − 5) to 70.
+    let shape = AttentionShape { batch: 1, heads: 2, kv_heads: 1, queries: 10, keys: 70 };
+    let clean = Problem::random(&mut rng, config, shape, false);
+    let mut dirty = clean.clone();
+    for token in 0..55 {
+        dirty.k[token * 8..][..8].fill(f32::NAN);
+        dirty.v[token * 40..][..40].fill(f32::INFINITY);
+    }
+    for ((name, clean), (_, dirty)) in clean.run().iter().zip(dirty.run()) {
+        assert!(clean.iter().zip(&dirty).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
+        let width = match name {
+            &"d_k" => 8,
+            &"d_v" => 40,
+            _ => continue,
+        };
+        assert!(clean[..55 * width].iter().all(|x| *x == 0.0), "{name}");
+        assert!(clean[55 * width..].iter().all(|x| *x != 0.0), "{name}");
+    }
+}
+
+#[test]
+fn a_nan_row_spoils_only_what_it_sees() {
+    let mut rng = fastrand::Rng::with_seed(9);
+    let config = AttentionConfig { head_dim: 8, value_dim: 8, window: Some(5), ..Default::default() };
+    let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 70, keys: 70 };
+    let clean = Problem::random(&mut rng, config, shape, false);
+    let mut dirty = clean.clone();
+    // Row 40 has last node 41 and first node 36: tokens 35 to 40.
+    dirty.d_out[40 * 8] = f32::NAN;
+    for ((name, clean), (_, dirty)) in clean.run().iter().zip(dirty.run()) {
+        for (at, (clean, dirty)) in clean.iter().zip(&dirty).enumerate() {
+            let row = at / 8;
+            let spoiled = match *name {
+                "d_q" => row == 40,
+                "d_k" => (35..=40).contains(&row),
+                _ => (35..=40).contains(&row) && at % 8 == 0,
+            };
+            assert_eq!(dirty.is_nan(), spoiled, "{name} {at}");
+            assert!(spoiled || clean.to_bits() == dirty.to_bits(), "{name} {at}");
+        }
+    }
+}
+
+#[test]
+fn numerics_at_every_step_size() {
+    let mut rng = fastrand::Rng::with_seed(10);
+    let config = AttentionConfig { head_dim: 4, value_dim: 5, ..Default::default() };
+    let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 50, keys: 50 };
+    // Steps from nearly 0 through both branches' border to very large.
+    for size in [1e-4, 1e-2, 1.0, 3.0, 10.0, 30.0] {
+        let mut problem = Problem::random(&mut rng, config, shape, false);
+        problem.k.iter_mut().for_each(|x| *x *= size);
+        problem.check();
+    }
+}
+
+#[test]
+fn a_long_sequence() {
+    let mut rng = fastrand::Rng::with_seed(11);
+    let config = AttentionConfig::default();
+    let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 1000, keys: 1000 };
+    Problem::random(&mut rng, config, shape, true).check();
+}
