@@ -164,6 +164,7 @@ impl Call {
             return Ok(());
         }
         debug_assert_eq!(arguments.len(), kernel.bindings.len());
+        debug_assert_eq!(params.size(), kernel.params.size as u64);
         let absent = BoundRange { buffer: params.clone(), offset: 0, size: params.size() };
         let ranges: Vec<_> = arguments.iter().map(|range| range.as_ref().unwrap_or(&absent)).collect();
         let written = |buffer: &wgpu::Buffer| {

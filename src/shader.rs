@@ -188,3 +188,6 @@ impl Composed {
         located
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,7 +123,7 @@ impl AttentionConfig {
 impl AttentionShape {
     /// Refuses heads that can't be grouped. Any size may be 0, but `kv_heads` only together with `heads`.
     pub fn validate(&self) -> Result<()> {
-        let grouped = if self.kv_heads == 0 { self.heads == 0 } else { self.heads % self.kv_heads == 0 };
+        let grouped = if self.kv_heads == 0 { self.heads == 0 } else { self.heads.is_multiple_of(self.kv_heads) };
         if !grouped {
             return Err(Error::argument("heads", self.heads, format!("a multiple of kv_heads = {}", self.kv_heads)));
         }

@@ -107,7 +107,7 @@ fn state_columns(key_dim: usize) -> usize {
 }
 
 /// Workgroup memory that chunks of this length need.
-fn workgroup_bytes(chunk: usize) -> u32 {
+pub(crate) fn workgroup_bytes(chunk: usize) -> u32 {
     if chunk == 64 { 32768 } else { 16384 }
 }
 

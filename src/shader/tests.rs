@@ -1,0 +1,132 @@
+//! Every variant through naga: what the shader declares is what the host believes.
+
+use naga::proc::Layouter;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use naga::{AddressSpace, StorageAccess, TypeInner};
+
+use super::{Kernel, Role, Variant, compose};
+use crate::attention::{self, AttentionConfig, Method};
+use crate::efla::{self, Form};
+use crate::gpu::{MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES};
+
+type Compiled = (&'static Kernel, Vec<(&'static str, u32)>);
+
+/// Every kernel with every set of constants that the operators compile.
+fn kernels() -> Vec<Compiled> {
+    let mut kernels: Vec<Compiled> = vec![
+        (&attention::operands::PACK, vec![]),
+        (&attention::backward::ROWS, vec![]),
+        (&attention::backward::REDUCE, vec![]),
+    ];
+    let dims = [32, 64, 96, 128, 160, 192, 224, 256];
+    for method in [Method::Continuous, Method::Softmax] {
+        for value_dim in dims {
+            kernels.push((&attention::forward::FORWARD, attention::forward::constants(method, value_dim)));
+            for head_dim in dims {
+                let config = AttentionConfig { head_dim, value_dim, method, ..Default::default() };
+                for kernel in [&attention::backward::DQ, &attention::backward::DKV] {
+                    kernels.push((kernel, attention::backward::constants(&config)));
+                }
+            }
+        }
+    }
+    for key_dim in dims {
+        for chunk in [16, 32, 64] {
+            kernels.extend(efla::forward::kernels(Form::Chunked, chunk, key_dim));
+        }
+        kernels.extend(efla::forward::kernels(Form::Recurrent, 64, key_dim));
+    }
+    kernels
+}
+
+#[test]
+fn declarations_match_the_host() {
+    let mut checked = 0;
+    for (kernel, constants) in kernels() {
+        let inputs = kernel.bindings.iter().enumerate().filter(|(_, binding)| binding.role == Role::Input);
+        let all_inputs = inputs.fold(0, |mask, (index, _)| mask | 1 << index);
+        for writable_inputs in [0, all_inputs] {
+            check(&Variant { kernel, constants: constants.clone(), writable_inputs });
+            checked += 1;
+        }
+    }
+    assert!(checked > 600, "{checked}");
+}
+
+fn check(variant: &Variant) {
+    let name = variant.kernel.name;
+    let composed = compose(variant);
+    let module = naga::front::wgsl::parse_str(&composed.text)
+        .unwrap_or_else(|error| panic!("{name}: {}", composed.locate(&error.emit_to_string(&composed.text))));
+    // No optional capability: every adapter can run every variant.
+    Validator::new(ValidationFlags::all(), Capabilities::empty())
+        .validate(&module)
+        .unwrap_or_else(|error| panic!("{name} {:?}: {error:?}", variant.constants));
+    let mut layouter = Layouter::default();
+    layouter.update(module.to_ctx()).unwrap();
+
+    let mut workgroup_bytes = 0;
+    let mut declared = Vec::new();
+    for (_, variable) in module.global_variables.iter() {
+        if variable.space == AddressSpace::WorkGroup {
+            workgroup_bytes += layouter[variable.ty].size;
+        }
+        if let Some(binding) = &variable.binding {
+            assert_eq!(binding.group, 0, "{name}");
+            declared.push((binding.binding, variable));
+        }
+    }
+    declared.sort_by_key(|(binding, _)| *binding);
+
+    // Binding 0 is the parameters: same names, same offsets, same size.
+    let (binding, params) = &declared[0];
+    assert_eq!((*binding, &params.space), (0, &AddressSpace::Uniform), "{name}");
+    let TypeInner::Struct { members, span } = &module.types[params.ty].inner else { panic!("{name}: params") };
+    assert_eq!(*span as usize, variant.kernel.params.size, "{name}: the sizes of the parameters differ");
+    assert_eq!(members.len(), variant.kernel.params.fields.len(), "{name}");
+    for (member, (field, _, offset)) in members.iter().zip(variant.kernel.params.fields) {
+        assert_eq!(member.name.as_deref(), Some(*field), "{name}");
+        assert_eq!(member.offset as usize, *offset, "{name}.{field}: the offsets differ");
+    }
+
+    // The others are the storage buffers of the binding table, with the access it says.
+    assert_eq!(declared.len() - 1, variant.kernel.bindings.len(), "{name}");
+    assert!(variant.kernel.bindings.len() <= MAX_STORAGE_BUFFERS as usize, "{name}");
+    for (index, (expected, (binding, variable))) in variant.kernel.bindings.iter().zip(&declared[1..]).enumerate() {
+        assert_eq!(*binding as usize, index + 1, "{name}");
+        assert_eq!(variable.name.as_deref(), Some(expected.name), "{name}");
+        let writable = expected.role != Role::Input || variant.writable_inputs & (1 << index) != 0;
+        let access = if writable { StorageAccess::LOAD | StorageAccess::STORE } else { StorageAccess::LOAD };
+        assert_eq!(variable.space, AddressSpace::Storage { access }, "{name}.{}", expected.name);
+    }
+
+    // What an adapter with default limits offers; chunks of 64 tokens say what they need in `workgroup_bytes`.
+    let chunk = variant.constants.iter().find(|(name, _)| *name == "CHUNK").map_or(32, |(_, chunk)| *chunk as usize);
+    let limit = if chunk == 64 { efla::forward::workgroup_bytes(chunk) } else { MIN_WORKGROUP_BYTES };
+    assert!(workgroup_bytes <= limit, "{name} {:?}: {workgroup_bytes} bytes", variant.constants);
+    let invocations: u32 = module.entry_points[0].workgroup_size.iter().product();
+    assert!(invocations <= MIN_INVOCATIONS, "{name}: {invocations} invocations");
+}
+
+/// Bindings that a kernel declares but never reads would hide a mistake in the table.
+#[test]
+fn every_binding_is_used() {
+    for (kernel, constants) in kernels() {
+        let composed = compose(&Variant { kernel, constants, writable_inputs: 0 });
+        let text = &composed.text[composed.text.find("@group(0) @binding(0)").unwrap()..];
+        for binding in kernel.bindings {
+            let uses = text.matches(&format!("{}[", binding.name)).count();
+            assert!(uses > 0, "{}: {} is bound and not used", kernel.name, binding.name);
+        }
+    }
+}
+
+#[test]
+fn messages_name_the_file() {
+    let variant = Variant { kernel: &attention::operands::PACK, constants: vec![], writable_inputs: 0 };
+    let composed = compose(&variant);
+    let line = 1 + composed.text.lines().position(|line| line.contains("fn main")).unwrap();
+    let own = 1 + variant.kernel.files[1].text.lines().position(|line| line.contains("fn main")).unwrap();
+    assert_eq!(composed.locate(&format!("error at wgsl:{line}:4")), format!("error at pack.wgsl:{own}:4"));
+    assert_eq!(composed.locate("wgsl:1:1"), "generated prelude:1:1");
+}
