@@ -299,9 +299,9 @@ fn what_no_row_sees_gets_zero_and_its_nan_stays_there() {
     }
     for ((name, clean), (_, dirty)) in clean.run().iter().zip(dirty.run()) {
         assert!(clean.iter().zip(&dirty).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
-        let width = match name {
-            &"d_k" => 8,
-            &"d_v" => 40,
+        let width = match *name {
+            "d_k" => 8,
+            "d_v" => 40,
             _ => continue,
         };
         assert!(clean[..55 * width].iter().all(|x| *x == 0.0), "{name}");
