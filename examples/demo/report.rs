@@ -2,13 +2,14 @@
 
 use crate::chart::{self, Axis, Chart, Series, Style};
 use crate::co2::Sample;
-use crate::engine::Check;
+use crate::judge::{self, Check};
 use crate::memory::{self, INTEGRATORS, Memory, SCALES};
 use crate::smoothing::{BANDWIDTH, Smoothing};
 use crate::table::{Table, escape};
 
 /// Everything the main job found.
 pub struct Report<'a> {
+    /// What the results were computed on.
     pub adapter: &'a str,
     pub series: &'a [Sample],
     pub smoothing: Smoothing,
@@ -20,7 +21,7 @@ pub struct Report<'a> {
 impl Report<'_> {
     /// Whether every device result is within its limit.
     pub fn passed(&self) -> bool {
-        self.checks().all(|check| check.pass)
+        self.checks().all(Check::passed)
     }
 
     fn checks(&self) -> impl Iterator<Item = &Check> {
@@ -29,7 +30,7 @@ impl Report<'_> {
 
     /// One line on all checks.
     fn verdict(&self) -> String {
-        let (total, good) = (self.checks().count(), self.checks().filter(|check| check.pass).count());
+        let (total, good) = (self.checks().count(), self.checks().filter(|check| check.passed()).count());
         format!("{good} of {total} results agree with float64")
     }
 
@@ -42,13 +43,13 @@ impl Report<'_> {
         text += &self.memory_table().text();
         text += &format!("  (repeating the last reading: {:.3})\n", self.memory.persistence);
         text += &format!("\n{}", self.verdict());
-        let worst = self.checks().max_by(|a, b| used(a).total_cmp(&used(b)));
-        if let Some(worst) = worst.filter(|check| check.pass) {
-            text += &format!("; the farthest off uses {:.0} % of its limit ({})", 100.0 * used(worst), worst.name);
+        let worst = self.checks().max_by(|a, b| a.used().total_cmp(&b.used()));
+        if let Some(worst) = worst.filter(|check| check.passed()) {
+            text += &format!("; the farthest off uses {:.0} % of its limit ({})", 100.0 * worst.used(), worst.name);
         }
         text.push('\n');
         if !self.passed() {
-            text += &accuracy_table(self.checks().filter(|check| !check.pass)).text();
+            text += &judge::failures(self.checks());
         }
         text
     }
@@ -189,12 +190,12 @@ impl Report<'_> {
              exact line.",
         ) + &self.memory_table().html("rms error of the one-step prediction, ppm");
         let details = |title: &str, checks: &[Check]| {
-            let good = checks.iter().filter(|check| check.pass).count();
+            let good = checks.iter().filter(|check| check.passed()).count();
             format!(
                 "<details{}><summary>{title}: {good} of {} within their limits</summary>\n{}</details>\n",
                 if good == checks.len() { "" } else { " open" },
                 checks.len(),
-                accuracy_table(checks.iter()).html("device result against float64")
+                judge::table(checks.iter()).html("device result against float64")
             )
         };
         let accuracy =
@@ -255,26 +256,6 @@ Dioxide Information Analysis Center, Oak Ridge National Laboratory.</footer>
             beta = memory::BETA,
         )
     }
-}
-
-/// The share of its limit that a result uses.
-fn used(check: &Check) -> f64 {
-    (check.rms / check.limit).max(check.max / (10.0 * check.limit))
-}
-
-fn accuracy_table<'a>(checks: impl Iterator<Item = &'a Check>) -> Table {
-    let mut table = Table::new(["result", "rms", "max", "limit", "ok"]);
-    for check in checks {
-        let number = |x: f64| if x == 0.0 { "0".into() } else { format!("{x:.1e}") };
-        table.rows.push(vec![
-            check.name.clone(),
-            number(check.rms),
-            number(check.max),
-            number(check.limit),
-            if check.pass { "yes" } else { "no" }.into(),
-        ]);
-    }
-    table
 }
 
 /// Style of the page; the figures bring their own.
