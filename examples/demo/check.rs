@@ -13,7 +13,7 @@ use std::path::Path;
 /// not keep the others from being checked.
 pub fn check(args: &CheckArgs) -> Outcome {
     let engine = Engine::open(Device::Gpu, args.adapter.as_deref())?;
-    print(&format!("Computed on {}; rms must not exceed the limit, max not ten times the limit\n", engine.name()));
+    print(&format!("Computed on {}\nrms must not exceed the limit, max not ten times the limit.\n", engine.name()));
     let (mut compared, mut failed, mut broken) = (0, 0, 0);
     for file in &args.cases {
         let name = file.display();
@@ -33,11 +33,11 @@ pub fn check(args: &CheckArgs) -> Outcome {
             }
         }
     }
-    print(&format!("\n{compared} comparisons, {failed} failed\n"));
+    let verdict = if failed == 0 { "none failed".into() } else { format!("{failed} FAILED") };
+    print(&format!("\n{compared} comparisons, {verdict}\n"));
     match broken {
         0 => Ok(failed == 0),
-        1 => Err("a case could not be checked".into()),
-        _ => Err(format!("{broken} cases could not be checked").into()),
+        _ => Err(format!("{broken} of {} cases could not be checked", args.cases.len()).into()),
     }
 }
 

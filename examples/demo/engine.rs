@@ -73,8 +73,8 @@ impl Engine {
 
 /// Name, kind and driver of an adapter in one line.
 fn describe(info: &wgpu::AdapterInfo) -> String {
-    let driver = [&info.driver, &info.driver_info].map(String::as_str).join(" ");
-    format!("{} ({}, {:?}, driver {})", info.name, kind(info.device_type), info.backend, driver.trim())
+    let wgpu::AdapterInfo { name, backend, driver, driver_info, .. } = info;
+    format!("{name}, {}, {backend:?}, driver {driver} {driver_info}", kind(info.device_type)).trim_end().into()
 }
 
 /// The kind of an adapter in words.

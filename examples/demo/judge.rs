@@ -133,3 +133,53 @@ pub fn failures<'a>(checks: impl Iterator<Item = &'a Check>) -> String {
     let failed = checks.filter(|check| !check.passed());
     failed.map(|check| format!("  {}: {}\n", check.name, check.comparison.failure.as_deref().unwrap_or(""))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Device, Engine};
+    use std::collections::BTreeMap;
+
+    fn case(name: &str, overrides: &[(&str, &str)]) -> Case {
+        let overrides: BTreeMap<_, _> =
+            overrides.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let path = format!("{}/tests/cases/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
+        Case::load(path, &overrides).unwrap()
+    }
+
+    #[test]
+    fn a_right_result_passes_and_a_spoilt_one_fails() {
+        for name in ["attention_given_sink_lse_grad", "efla_grouped_values"] {
+            let case = case(name, &[]);
+            let (limits, exact) = (Limits::of(&case).unwrap(), exact::compute(&case).unwrap());
+            let right = Engine::open(Device::Reference, None).unwrap().compute(&case).unwrap();
+            let judge = |got: &Tensors| Check::all(got, &exact, &limits, str::to_string);
+            assert!(judge(&right).iter().all(Check::passed) && right.contains_key("d_q"));
+            for tensor in right.keys() {
+                for spoil in [f32::NAN, 1e3] {
+                    let mut got = right.clone();
+                    got.get_mut(tensor).unwrap().values[0] = spoil;
+                    let failed: Vec<_> = judge(&got).into_iter().filter(|check| !check.passed()).collect();
+                    assert_eq!(failed.iter().map(|check| &check.name).collect::<Vec<_>>(), [tensor]);
+                    assert!(
+                        table(failed.iter()).text().contains("FAIL") && failures(failed.iter()).contains("element 0")
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_that_amplify_are_not_judged() {
+        for (integrator, promised) in [("exact", true), ("rk4", true), ("euler", false), ("rk2", false)] {
+            let limits = Limits::of(&case("efla_rk4", &[("integrator", integrator)])).unwrap();
+            assert_eq!(limits.unjudged.is_none(), promised, "{integrator}: {limits:?}");
+        }
+        let mut negative = case("efla_exact_raw_keys", &[]);
+        negative.inputs.get_mut("beta").unwrap().values[0] = -0.1;
+        let limits = Limits::of(&negative).unwrap();
+        assert!(limits.unjudged.is_some());
+        let miss = Check::new("out".into(), "out", &[f32::NAN], &[1.0], &limits);
+        assert!(miss.passed() && table([miss].iter()).text().contains("not judged"));
+    }
+}

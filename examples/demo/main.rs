@@ -60,7 +60,8 @@ fn main_job(args: &MainArgs) -> Outcome {
     let memory = memory::run(&engine, &series, &mut progress)?;
     let seconds = begin.elapsed().as_secs_f64();
 
-    let report = report::Report { adapter: engine.name(), series: &series, smoothing, memory, seconds };
+    let report =
+        report::Report { adapter: engine.name(), on_gpu: engine.is_gpu(), series: &series, smoothing, memory, seconds };
     print(&report.text());
     write_file(&args.report, &report.html())?;
     if let Some(folder) = &args.figures {
