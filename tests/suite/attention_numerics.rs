@@ -149,7 +149,8 @@ fn random_logits_of_every_size() {
 #[test]
 fn rising_and_falling_maxima() {
     let mut rng = rng(8);
-    let shapes: [fn(f32) -> f32; 4] = [|x| x, |x| -x, |x| (x * 0.7).sin() * x, |x| if x as u32 % 33 == 32 { x } else { -x }];
+    let shapes: [fn(f32) -> f32; 4] =
+        [|x| x, |x| -x, |x| (x * 0.7).sin() * x, |x| if x as u32 % 33 == 32 { x } else { -x }];
     for logit in shapes {
         for slope in [0.05, 1.0, 30.0] {
             for config in configs() {
@@ -214,8 +215,7 @@ fn huge_logits_at_inactive_segments() {
 fn only_the_last_segment_is_active() {
     let mut rng = rng(11);
     for logit in [0.0, -1e4, -1e30] {
-        let mut case =
-            with_logits(&[logit; 66], AttentionConfig { causal: false, ..Default::default() }, 4, &mut rng);
+        let mut case = with_logits(&[logit; 66], AttentionConfig { causal: false, ..Default::default() }, 4, &mut rng);
         let mut intervals = vec![0.0; 66];
         intervals[65] = 1.0;
         case.intervals = Some(intervals);
@@ -239,7 +239,8 @@ fn rows_with_one_node_or_none() {
                     }
                     let got = case.run();
                     case.judge(&got, case.limit());
-                    let last = |row: usize| if causal { row as i64 + 1 + keys as i64 - queries as i64 } else { keys as i64 };
+                    let last =
+                        |row: usize| if causal { row as i64 + 1 + keys as i64 - queries as i64 } else { keys as i64 };
                     for row in 0..queries {
                         let (out, lse) = (&got.out[row * 4..row * 4 + 4], got.lse[row]);
                         let expected = match (sink, last(row)) {

@@ -30,7 +30,8 @@ fn compare_rows(
     let width = case.config.value_dim;
     for (row, (lse, changed_lse)) in before.lse.iter().zip(&after.lse).enumerate() {
         let range = row * width..(row + 1) * width;
-        let equal = bits(&before.out[range.clone()]) == bits(&after.out[range]) && lse.to_bits() == changed_lse.to_bits();
+        let equal =
+            bits(&before.out[range.clone()]) == bits(&after.out[range]) && lse.to_bits() == changed_lse.to_bits();
         let visible = visible_nodes(&case.config, &case.shape, row % case.shape.queries);
         if same(visible) {
             seen[0] += 1;

@@ -196,9 +196,8 @@ fn efla_case(rng: &mut fastrand::Rng) -> EflaCase {
 
 /// Which rows of one sequence differ from the clean run.
 fn spoiled_rows(got: &EflaOutput, clean: &EflaOutput, sequence: usize) -> Vec<usize> {
-    let rows = |output: &EflaOutput| {
-        output.out.chunks(6).skip(sequence * TOKENS).take(TOKENS).map(bits).collect::<Vec<_>>()
-    };
+    let rows =
+        |output: &EflaOutput| output.out.chunks(6).skip(sequence * TOKENS).take(TOKENS).map(bits).collect::<Vec<_>>();
     let (got, clean) = (rows(got), rows(clean));
     (0..TOKENS).filter(|&row| got[row] != clean[row]).collect()
 }

@@ -74,7 +74,8 @@ impl AttentionCase {
     /// Calls `work` with the inputs of the reference.
     fn with_inputs<T>(&self, work: impl FnOnce(&Inputs) -> T) -> T {
         let (q, k, v) = (widen(&self.q), widen(&self.k), widen(&self.v));
-        let [sink_k, sink_v, intervals] = [&self.sink_k, &self.sink_v, &self.intervals].map(|x| x.as_deref().map(widen));
+        let [sink_k, sink_v, intervals] =
+            [&self.sink_k, &self.sink_v, &self.intervals].map(|x| x.as_deref().map(widen));
         work(&Inputs {
             q: &q,
             k: &k,

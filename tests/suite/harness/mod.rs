@@ -40,7 +40,8 @@ pub fn rng(seed: u64) -> fastrand::Rng {
 
 /// Normally distributed values (Box–Muller).
 pub fn normal(rng: &mut fastrand::Rng, count: usize) -> Vec<f32> {
-    let draw = |rng: &mut fastrand::Rng| (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (std::f64::consts::TAU * rng.f64()).cos();
+    let draw =
+        |rng: &mut fastrand::Rng| (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (std::f64::consts::TAU * rng.f64()).cos();
     (0..count).map(|_| draw(rng) as f32).collect()
 }
 
