@@ -255,7 +255,8 @@ fn pick(adapters: &[wgpu::AdapterInfo], choice: Option<AdapterChoice>) -> Result
              Debian and Ubuntu)"
                 .to_string()
         } else {
-            let names: Vec<_> = adapters.iter().enumerate().map(|(i, info)| format!("{i}: {}", info.name)).collect();
+            let names: Vec<_> =
+                adapters.iter().enumerate().map(|(i, info)| format!("{i}: {} ({})", info.name, info.backend)).collect();
             format!("there are {}", names.join(", "))
         };
         let wanted = choice.map_or_else(|| "found".to_string(), |choice| choice.to_string());
