@@ -314,3 +314,20 @@ impl Gpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every workgroup below the number asked for exists, and no dimension is over the limit.
+    #[test]
+    fn grids_hold_what_was_asked_for() {
+        for workgroups in [1, 2, 65_535, 65_536, 65_537, 131_071, 1_000_000, 65_535 * 30_000] {
+            let [x, y, z] = grid(workgroups, 65_535).unwrap();
+            let total = u64::from(x) * u64::from(y);
+            assert!(x <= 65_535 && y <= 65_535 && z == 1, "{x} {y} {z}");
+            assert!(total >= workgroups && total - workgroups < u64::from(y), "{workgroups}: {x} x {y}");
+        }
+        assert!(matches!(grid(1 << 31, 65_535), Err(Error::Limit { got: 0x8000_0000, .. })));
+    }
+}
