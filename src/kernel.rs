@@ -22,10 +22,13 @@
 //! | efla_state | k, initial_state | workspace (V_new, states), final_state |
 //! | efla_output | q, k, workspace | out |
 //! | efla_recurrent | q, k, v, initial_state, workspace | final_state, out |
-//! | efla_backward_prepare | q, k, d_out | workspace (dV_new without the state's part) |
-//! | efla_backward_state | q, k, d_out, d_final_state | workspace (Y, dS), d_initial_state |
-//! | efla_backward_qk | q, k, v, d_out, workspace | d_q, d_k |
-//! | efla_backward_vb | k, v, workspace | d_v, d_beta |
+//! | efla_backward_read | d_out or workspace (Y), k | workspace (value heads' parts of d_Q, or of d_k) |
+//! | efla_backward_sum | q or k, workspace | d_q or d_k |
+//! | efla_backward_output | q, k, d_out | workspace (dV_new and dS from within the chunk) |
+//! | efla_backward_prepare | k, workspace | workspace (TᵀK̂, Tᵀ dV_new) |
+//! | efla_backward_state | k, d_final_state | workspace (Y, dS'), d_initial_state |
+//! | efla_backward_values | k, v, workspace | workspace (X), d_v, d_beta |
+//! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In-place state: when initial_state and
 //! final_state are the same range, the kernel reads the state through its final_state binding.

@@ -15,7 +15,7 @@ mod tensor;
 mod trusted;
 
 pub use attention::{Attention, AttentionConfig, AttentionPlan, AttentionShape, AttentionTensors, Method, Sink};
-pub use efla::{Efla, EflaConfig, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
+pub use efla::{Efla, EflaBackwardPlan, EflaConfig, EflaGradients, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
 pub use error::{Error, Result};
 pub use gpu::{AdapterChoice, Gpu, GpuOptions};
 pub use kernel::Call;
