@@ -68,7 +68,7 @@ pub use attention::{
     Attention, AttentionBackwardPlan, AttentionConfig, AttentionGradients, AttentionPlan, AttentionShape,
     AttentionTensors, Method, Sink,
 };
-pub use efla::{Efla, EflaConfig, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
+pub use efla::{Efla, EflaBackwardPlan, EflaConfig, EflaGradients, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
 pub use error::{Error, Result};
 pub use gpu::{AdapterChoice, Gpu, GpuOptions};
 pub use kernel::Call;

@@ -4,7 +4,7 @@ use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Operands, check_sizes, 
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Method, Sink};
 use crate::error::{Error, Result};
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
-use crate::shader::{File, Kernel, input, output, params, wgsl, workspace};
+use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
 params! {
@@ -63,7 +63,7 @@ pub(crate) static REDUCE: Kernel = Kernel {
 };
 
 /// What is compiled into `attention_backward_dq` and `attention_backward_dkv`.
-pub(crate) fn constants(config: &AttentionConfig) -> Vec<(&'static str, u32)> {
+pub(crate) fn constants(config: &AttentionConfig) -> Constants {
     vec![
         ("CONTINUOUS", u32::from(config.method == Method::Continuous)),
         ("BLOCK_Q", BLOCK_Q as u32),

@@ -23,8 +23,7 @@ type Gradients = Vec<(&'static str, Vec<f32>)>;
 
 impl Problem {
     fn random(rng: &mut fastrand::Rng, config: AttentionConfig, shape: AttentionShape, intervals: bool) -> Self {
-        let mut normal =
-            |n: usize| -> Vec<f32> { (0..n).map(|_| (0..6).map(|_| rng.f32() - 0.5).sum::<f32>() * 1.4).collect() };
+        let mut normal = |count: usize| normal(rng, count);
         let AttentionShape { batch, heads, kv_heads, queries, keys } = shape;
         let (d, dv) = (config.head_dim, config.value_dim);
         let q = normal(batch * heads * queries * d);

@@ -12,6 +12,7 @@ mod attention_options;
 mod causality;
 mod composition;
 mod devices;
+mod efla_backward;
 mod efla_numerics;
 mod efla_options;
 mod errors;
