@@ -75,8 +75,8 @@ fn main(
     var gamma: f32;
     var c: f32;
     if params.integrator == EXACT {
-        // Beyond, e is 0 either way, and x may be infinite.
-        let e = exp(-min(x, 200.0));
+        // Beyond, e is 0 either way, and x may be infinite. Not `min`, which would lose a NaN.
+        let e = exp(-select(x, 200.0, x > 200.0));
         if abs(x) < 1.5 {
             let y = vec4(x * x);
             let phi = e * (1.0 + x * (phi_even(y).x + x * phi_odd(y).x));

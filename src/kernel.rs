@@ -235,7 +235,8 @@ impl WorkspaceLayout {
     /// Reserves a range and returns its first element.
     pub fn reserve(&mut self, elements: u64) -> u64 {
         let start = self.elements;
-        self.elements = start.saturating_add(elements).next_multiple_of(self.align);
+        let end = start.saturating_add(elements);
+        self.elements = end.checked_next_multiple_of(self.align).unwrap_or(u64::MAX);
         start
     }
 
@@ -251,9 +252,9 @@ impl Gpu {
         let Some(given) = given else {
             return Ok(self.zeros(&[elements])?.view());
         };
-        let align = u64::from(self.limits().min_storage_buffer_offset_alignment);
-        if given.offset * 4 % align != 0 {
-            let got = format!("byte offset {}", given.offset * 4);
+        let align = u64::from(self.limits().min_storage_buffer_offset_alignment / 4).max(1);
+        if given.offset % align != 0 {
+            let got = format!("offset {} (in elements)", given.offset);
             return Err(Error::argument("workspace", got, format!("a multiple of {align}")));
         }
         match given.shape() {

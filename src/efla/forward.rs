@@ -155,7 +155,9 @@ pub struct EflaPlan {
     w: Part,
     u: Part,
     states: Part,
-    spare: Part,
+    /// Where a final state nobody asked for and an output without tokens may be bound.
+    spare_state: Part,
+    spare_out: Part,
 }
 
 /// A range of the workspace, in elements.
@@ -196,9 +198,20 @@ impl EflaPlan {
         let u = reserve("workspace of U", padded.saturating_mul(value_dim))?;
         let states = sequences.saturating_mul(chunks as u64).saturating_mul(key_dim * value_dim);
         let states = reserve("workspace of the states", states)?;
-        let spare = reserve("workspace", 1)?;
-        let plan =
-            EflaPlan { efla: efla.clone(), shape: *shape, workspace: layout, chunks, gates, w, u, states, spare };
+        let spare_state = reserve("workspace", 1)?;
+        let spare_out = reserve("workspace", 1)?;
+        let plan = EflaPlan {
+            efla: efla.clone(),
+            shape: *shape,
+            workspace: layout,
+            chunks,
+            gates,
+            w,
+            u,
+            states,
+            spare_state,
+            spare_out,
+        };
         if plan.workspace_bytes() > limits.max_buffer_size {
             return Err(Error::Limit {
                 argument: "workspace, in bytes".to_string(),
@@ -287,13 +300,13 @@ impl EflaPlan {
         let bound = |view: &TensorView| (!view.is_empty()).then(|| BoundRange::of(view, limits));
         let part = |part: Part| gpu.part(&workspace, part.start, part.elements);
         let state_in = tensors.initial_state.as_ref().filter(|_| !in_place).and_then(bound);
-        let state_out = tensors.final_state.as_ref().map_or_else(|| Some(part(self.spare)), bound);
+        let state_out = tensors.final_state.as_ref().map_or_else(|| Some(part(self.spare_state)), bound);
         let argument = |name: &str| match name {
             "q" => bound(&tensors.q),
             "k" => bound(&tensors.k),
             "v" => bound(&tensors.v),
             "beta" => bound(&tensors.beta),
-            "out" => bound(&tensors.out),
+            "out" => bound(&tensors.out).or_else(|| Some(part(self.spare_out))),
             "initial_state" => state_in.clone(),
             "final_state" => state_out.clone(),
             "gates" => Some(part(self.gates)),
