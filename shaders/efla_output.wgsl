@@ -143,12 +143,21 @@ fn main(
                 load_dense(false, row0 + i / VECTORS, value0 + 4u * (i % VECTORS));
         }
         workgroupBarrier();
-        for (var j = 0u; j < 4u * y + 4u; j++) {
+        for (var j = 0u; j < 4u * y; j++) {
             let p_j = matrix[j * BLOCKS + y];
             let value = stage[j * PITCH + x];
             sum0 += p_j.x * value;
             sum1 += p_j.y * value;
             sum2 += p_j.z * value;
+            sum3 += p_j.w * value;
+        }
+        // On the diagonal the zeros above it are selected: a later token's NaN may not reach a row.
+        for (var r = 0u; r < 4u; r++) {
+            let p_j = matrix[(4u * y + r) * BLOCKS + y];
+            let value = stage[(4u * y + r) * PITCH + x];
+            sum0 += select(vec4(0.0), p_j.x * value, r == 0u);
+            sum1 += select(vec4(0.0), p_j.y * value, r <= 1u);
+            sum2 += select(vec4(0.0), p_j.z * value, r <= 2u);
             sum3 += p_j.w * value;
         }
         var sums = array<vec4<f32>, 4>(sum0, sum1, sum2, sum3);

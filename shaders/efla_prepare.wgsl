@@ -98,7 +98,10 @@ fn main(
         }
         for (var l = 0u; l < CHUNK; l++) {
             let t_l = t[l / 4u][l % 4u];
-            for (var i = l / 4u; i < BLOCKS; i++) {
+            // A's zeros are selected: a NaN in row l may not reach the rows above it.
+            let own = select(vec4(0.0), matrix[l * BLOCKS + l / 4u] * t_l, vec4(0u, 1u, 2u, 3u) > vec4(l % 4u));
+            t[l / 4u] -= own;
+            for (var i = l / 4u + 1u; i < BLOCKS; i++) {
                 t[i] -= matrix[l * BLOCKS + i] * t_l;
             }
         }
@@ -134,12 +137,21 @@ fn main(
         var sum1 = vec4(0.0);
         var sum2 = vec4(0.0);
         var sum3 = vec4(0.0);
-        for (var j = 0u; j < 4u * y + 4u; j++) {
+        for (var j = 0u; j < 4u * y; j++) {
             let t_j = matrix[j * BLOCKS + y];
             let value = stage[j * PITCH + x];
             sum0 += t_j.x * value;
             sum1 += t_j.y * value;
             sum2 += t_j.z * value;
+            sum3 += t_j.w * value;
+        }
+        // On the diagonal the zeros above it are selected: a later token's NaN may not reach a row.
+        for (var r = 0u; r < 4u; r++) {
+            let t_j = matrix[(4u * y + r) * BLOCKS + y];
+            let value = stage[(4u * y + r) * PITCH + x];
+            sum0 += select(vec4(0.0), t_j.x * value, r == 0u);
+            sum1 += select(vec4(0.0), t_j.y * value, r <= 1u);
+            sum2 += select(vec4(0.0), t_j.z * value, r <= 2u);
             sum3 += t_j.w * value;
         }
         var sums = array<vec4<f32>, 4>(sum0, sum1, sum2, sum3);
