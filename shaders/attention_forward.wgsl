@@ -285,8 +285,9 @@ fn main(
             if CONTINUOUS == 1u && nodes.x == nodes.y {
                 // One node and no segment: the limit of a shrinking interval.
                 result = load_v(v_base, sink_v, nodes.x, column);
-            } else if sum != 0.0 {
-                result = sums[4u * stage + r] / sum;
+            } else {
+                // Not `sum != 0.0`, which is false for a NaN: rows that see one must not look like rows of 0.
+                result = select(sums[4u * stage + r] / sum, vec4(0.0), sum == 0.0);
             }
             for (var c = 0u; c < min(4u, params.value_dim - min(column, params.value_dim)); c++) {
                 out[out_base + row * params.out.w + column + c] = result[c];
