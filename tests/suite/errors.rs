@@ -83,7 +83,7 @@ fn attention_shapes() {
         refused(attention.plan(&AttentionShape { heads: size, kv_heads: 1, ..base }), "heads", &[&size.to_string()]);
     }
     // Products beyond 64 bits, each factor small enough.
-    let most = 1 << 30;
+    let most = 1 << 29;
     let shape = AttentionShape { batch: most, heads: most, kv_heads: most, queries: most, keys: most };
     refused(attention.plan(&shape), "workspace", &["exceeds"]);
     refused(attention.plan(&AttentionShape { batch: most, keys: most, ..base }), "workspace", &["exceeds"]);
@@ -253,8 +253,8 @@ fn attention_tensors_that_are_missing_or_not_wanted() {
     let trap = AttentionTrap::new(Sink::Given);
     trap.refuse("sink_k", &["none", "Sink::Given"], |tensors| tensors.sink_k = None);
     trap.refuse("sink_v", &["none", "Sink::Given"], |tensors| tensors.sink_v = None);
-    let pair = gpu().zeros(&[1, 2, 4]).unwrap().view();
-    trap.refuse("sink_v", &["batch 1", "batch 2"], |tensors| tensors.sink_v = Some(pair));
+    let three = gpu().zeros(&[3, 2, 4]).unwrap().view();
+    trap.refuse("sink_v", &["[3, 2, 4]", "[2, 2, 4]"], |tensors| tensors.sink_v = Some(three));
     for sink in [Sink::Zero, Sink::First, Sink::None] {
         let other = AttentionTrap::new(sink);
         let words = ["a tensor", &format!("Sink::{sink:?}")];
