@@ -180,7 +180,7 @@ impl TensorView {
                 let got = format!("strides {:?}, whose elements overlap", self.strides);
                 return Err(Error::argument(name, got, "an element of its own for every index"));
             }
-            covered = (size as u64 - 1) * stride as u64 + covered;
+            covered += (size as u64 - 1) * stride as u64;
         }
         Ok(())
     }

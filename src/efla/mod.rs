@@ -122,7 +122,7 @@ impl EflaConfig {
 impl EflaShape {
     /// Refuses heads that can't be grouped. Any size may be 0, but `heads` only together with `value_heads`.
     pub fn validate(&self) -> Result<()> {
-        let grouped = if self.heads == 0 { self.value_heads == 0 } else { self.value_heads % self.heads == 0 };
+        let grouped = if self.heads == 0 { self.value_heads == 0 } else { self.value_heads.is_multiple_of(self.heads) };
         if !grouped {
             return Err(Error::argument(
                 "value_heads",

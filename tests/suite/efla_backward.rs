@@ -410,13 +410,13 @@ fn keys_of_every_length() {
             }
             problem.q[..24].fill(0.0);
             let (got, want) = (problem.run(), problem.reference());
-            for which in 0..lengths.len() {
+            for (which, length) in lengths.iter().enumerate() {
                 for i in 0..4 {
                     let width = got[i].len() / tokens;
                     let of = |at: &usize| kind(at / width) == which && (i > 0 || *at >= width);
                     let got: Vec<_> = (0..got[i].len()).filter(of).map(|at| got[i][at]).collect();
                     let want: Vec<_> = (0..want[i].len()).filter(of).map(|at| want[i][at]).collect();
-                    let label = format!("chunk {chunk} normalize {normalize_k} length {:e}", lengths[which]);
+                    let label = format!("chunk {chunk} normalize {normalize_k} length {length:e}");
                     let comparison = judge_one(&label, NAMES[i], &got, &want);
                     assert!(comparison.passed(), "{label} {}: {comparison:?}", NAMES[i]);
                 }
