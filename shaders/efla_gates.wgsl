@@ -6,8 +6,8 @@
 // Euler and Runge–Kutta steps replace φ̄ by 1, 1 − x/2 and 1 − x/2 + x²/6 − x³/24. Neither an epsilon nor expm1: near 0
 // φ̄ = e^{−x}(1 + x φ₂(x)).
 //
-// One invocation a token. Writes (γ, c, divisor of k, divisor of q) to gates [B, H_v, T, 4]; a divisor is the norm, or 1
-// where the norm is 0 or must not divide.
+// One invocation a token. Writes (γ, c, divisor of k, divisor of q) to gates [B, H_v, T, 4]; a divisor is the norm, or
+// 1 where the norm is 0 or must not divide.
 //
 // The backward pass also needs, behind them as another [B, H_v, T, 4], the rates
 //
