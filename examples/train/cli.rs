@@ -9,7 +9,7 @@ Trains one small model around each operator to predict the next CO2 reading of M
 
 Usage: train [options]
 
-  --steps N               steps of Adam for each model, at least 10 [300]
+  --steps N               steps of Adam for each model, at least 10 [200]
   --quick                 the same as --steps 40: enough to see that every model learns
   --seed N                seed of the initial parameters and of the order of the data [0]
   --seeds N               repeat with N successive seeds, to see how much chance decides [1]
@@ -36,7 +36,7 @@ pub struct Options {
 }
 
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, String> {
-    let mut options = Options { steps: 300, seed: 0, seeds: 1, adapter: None, report: "train.html".into() };
+    let mut options = Options { steps: 200, seed: 0, seeds: 1, adapter: None, report: "train.html".into() };
     let mut parser = Parser::from_args(args);
     while let Some(arg) = parser.next().map_err(|error| error.to_string())? {
         match arg {
@@ -74,7 +74,9 @@ mod tests {
 
     #[test]
     fn options_are_read_and_mistakes_named() {
-        let Ok(Command::Train(options)) = parse_words("--quick --seeds 3 --adapter 1 --report a.html") else { panic!() };
+        let Ok(Command::Train(options)) = parse_words("--quick --seeds 3 --adapter 1 --report a.html") else {
+            panic!()
+        };
         let expected =
             Options { steps: 40, seed: 0, seeds: 3, adapter: Some("1".into()), report: PathBuf::from("a.html") };
         assert_eq!(options, expected);

@@ -6,7 +6,7 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 
 /// Numbers that describe a reading to the model.
-pub const FEATURES: usize = 7;
+pub const FEATURES: usize = 11;
 /// Share of the series, at its end, that no training touches.
 const HELD_OUT: f64 = 0.2;
 /// How often each held-out reading is predicted, after a different part of the past was left out.
@@ -125,15 +125,20 @@ impl Data {
                     if position > 0 { samples[position - 1] } else { Sample { year: now.year - self.gap, ..now } };
                 let (since_first, since_before) = (now.year - first.year, now.year - before.year);
                 let (sin, cos) = (TAU * now.year).sin_cos();
+                // When the next reading is taken is known beforehand, what it says is not.
+                let rises = rises(now.year, next.year);
                 let features: [f64; FEATURES] = [
                     (now.ppm - first.ppm - self.trend * since_first) / 3.0,
                     (now.ppm - before.ppm) / self.change,
                     since_before / self.gap - 1.0,
-                    // When the next reading is taken is known beforehand, what it says is not.
-                    (next.year - now.year) / self.gap - 1.0,
                     since_first - 1.0,
                     sin,
                     cos,
+                    rises[0] / self.gap - 1.0,
+                    2.0 * rises[1],
+                    2.0 * rises[2],
+                    2.0 * rises[3],
+                    2.0 * rises[4],
                 ];
                 batch.features.extend(features.map(|x| x as f32));
                 batch.intervals.push((since_before / self.gap) as f32);
@@ -147,12 +152,7 @@ impl Data {
     /// Held-out rms error, ppm, of what needs no attention: repeating the last reading, and adding to it what a line
     /// and a yearly cycle, fitted by least squares to the training part, rise until the next.
     pub fn baselines(&self, windows: &[Window]) -> [(&'static str, f64); 2] {
-        // The rise of t, sin 2πt, cos 2πt, sin 4πt, cos 4πt over a pair of readings.
-        let rises = |[a, b]: &[Sample; 2]| {
-            let curve = |t: f64| [t, (TAU * t).sin(), (TAU * t).cos(), (2.0 * TAU * t).sin(), (2.0 * TAU * t).cos()];
-            let (from, to) = (curve(a.year), curve(b.year));
-            std::array::from_fn::<f64, 5, _>(|i| to[i] - from[i])
-        };
+        let rises = |[a, b]: &[Sample; 2]| rises(a.year, b.year);
         let training = self.training_pairs();
         let fit = least_squares(training.iter().map(|pair| (rises(pair), pair[1].ppm - pair[0].ppm)));
         let error = |predict: &dyn Fn(&[Sample; 2]) -> f64| {
@@ -167,6 +167,13 @@ impl Data {
             ("add trend and season", error(&|pair| rises(pair).iter().zip(fit).map(|(rise, fit)| rise * fit).sum())),
         ]
     }
+}
+
+/// How much time, and the first two harmonics of the year, rise between two dates.
+fn rises(from: f64, to: f64) -> [f64; 5] {
+    let curve = |t: f64| [t, (TAU * t).sin(), (TAU * t).cos(), (2.0 * TAU * t).sin(), (2.0 * TAU * t).cos()];
+    let (from, to) = (curve(from), curve(to));
+    std::array::from_fn(|i| to[i] - from[i])
 }
 
 /// Root mean square.

@@ -33,7 +33,7 @@ use std::time::Instant;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const SIZE: Size = Size { batch: 16, tokens: 64, heads: 2, head_dim: 16 };
+const SIZE: Size = Size { batch: 8, tokens: 64, heads: 2, head_dim: 16 };
 /// How often the held-out error is measured in a run.
 const MEASUREMENTS: usize = 10;
 

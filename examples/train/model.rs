@@ -222,7 +222,7 @@ pub struct Adam {
 }
 
 impl Adam {
-    const RATE: f32 = 5e-3;
+    const RATE: f32 = 1e-2;
     const DECAY: [f32; 2] = [0.9, 0.99];
 
     pub fn new(parameters: usize, steps: usize) -> Adam {

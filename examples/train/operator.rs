@@ -85,7 +85,8 @@ impl Operator {
         // The operators want [B, H, T, D]. Strides say so; nothing is transposed.
         let heads = |tensor: &Tensor, part: usize| {
             let Size { batch, tokens, heads, head_dim } = *size;
-            let (offset, strides) = (part * size.elements(), [tokens * heads * head_dim, head_dim, heads * head_dim, 1]);
+            let (offset, strides) =
+                (part * size.elements(), [tokens * heads * head_dim, head_dim, heads * head_dim, 1]);
             TensorView::strided(tensor.buffer(), offset as u64, &[batch, heads, tokens, head_dim], &strides)
         };
         let beta = |tensor: &Tensor| {
@@ -145,6 +146,8 @@ impl Operator {
                     normalize_k: euler,
                     // A query of length 1 is not to be made shorter.
                     scale: euler.then_some(1.0),
+                    // Longer chunks than 16 pay with wider heads only.
+                    chunk: Some(16),
                     ..Default::default()
                 };
                 let efla = Efla::new(gpu, config)?;

@@ -49,7 +49,8 @@ impl Run {
 /// Mean, and the range if there are several.
 fn summary(values: &[f64]) -> String {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
-    let (low, high) = (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max));
+    let (low, high) =
+        (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max));
     if values.len() > 1 { format!("{mean:.3} ({low:.3}–{high:.3})") } else { format!("{mean:.3}") }
 }
 
@@ -113,7 +114,11 @@ impl Report {
             run.losses.windows(width).enumerate().map(point).collect()
         };
         let series = self.series(Style::Line, curve);
-        self.chart("Training loss of every model against steps.", "mean squared error, 1 = repeating the last reading", series)
+        self.chart(
+            "Training loss of every model against steps.",
+            "mean squared error, 1 = repeating the last reading",
+            series,
+        )
     }
 
     /// The held-out error of the first seed on the way, with the baselines.
@@ -124,7 +129,11 @@ impl Report {
         for (name, error) in self.baselines {
             series.push(Series::new(name, Style::Line(5), vec![(0.0, error), (steps, error)]));
         }
-        self.chart("Held-out error of every model against steps, with two baselines.", "held-out rms error, ppm", series)
+        self.chart(
+            "Held-out error of every model against steps, with two baselines.",
+            "held-out rms error, ppm",
+            series,
+        )
     }
 
     fn steps(&self) -> f64 {
