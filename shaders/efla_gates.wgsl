@@ -6,8 +6,14 @@
 // Euler and Runge–Kutta steps replace φ̄ by 1, 1 − x/2 and 1 − x/2 + x²/6 − x³/24. Neither an epsilon nor expm1: near 0
 // φ̄ = e^{−x}(1 + x φ₂(x)).
 //
-// One invocation a token. Writes (γ, c, divisor of k, divisor of q) to gates [B, H_v, T]; a divisor is the norm, or 1
+// One invocation a token. Writes (γ, c, divisor of k, divisor of q) to gates [B, H_v, T, 4]; a divisor is the norm, or 1
 // where the norm is 0 or must not divide.
+//
+// The backward pass also needs, behind them as another [B, H_v, T, 4], the rates
+//
+//     (α, h, h|k|, |k| ∂α/∂β)        h = λ ∂α/∂λ        exact: h = βxφ̄′(x), ∂α/∂β = e^{−x}
+//
+// with φ̄′ = −e^{−x} φ₂(x) near 0. h|k| stands for itself because λ overflows for keys that |k| does not.
 
 const THREADS: u32 = 64u;
 const EXACT: u32 = 0u;
@@ -74,30 +80,59 @@ fn main(
 
     var gamma: f32;
     var c: f32;
+    var alpha: f32;
+    var h: f32;
+    var h_size: f32;
+    var alpha_by_beta: f32;
     if params.integrator == EXACT {
         // Beyond, e is 0 either way, and x may be infinite.
         let e = exp(-min(x, 200.0));
         if abs(x) < 1.5 {
             let y = vec4(x * x);
-            let phi = e * (1.0 + x * (phi_even(y).x + x * phi_odd(y).x));
+            let phi_2 = phi_even(y).x + x * phi_odd(y).x;
+            let phi = e * (1.0 + x * phi_2);
             gamma = x * phi;
             c = strength * size * phi;
+            alpha = strength * phi;
+            h = -strength * x * e * phi_2;
+            h_size = h * size;
         } else {
             gamma = 1.0 - e;
             c = (1.0 - e) / size;
+            alpha = c / size;
+            h_size = (e * (1.0 + min(x, 200.0)) - 1.0) / size;
+            h = h_size / size;
         }
+        alpha_by_beta = e;
     } else {
         var factor = 1.0;
+        // dα/dx at β = 1
+        var slope = 0.0;
+        alpha_by_beta = 1.0;
         if params.integrator == RUNGE_KUTTA_2 {
             factor = 1.0 - 0.5 * x;
+            slope = -0.5;
+            alpha_by_beta = 1.0 - x;
         } else if params.integrator > RUNGE_KUTTA_2 {
             factor = 1.0 - x * (0.5 - x * (1.0 / 6.0 - x * (1.0 / 24.0)));
+            slope = -0.5 + x * (1.0 / 3.0 - x * 0.125);
+            alpha_by_beta = 1.0 - x * (1.0 - x * (0.5 - x * (1.0 / 6.0)));
         }
         gamma = x * factor;
         c = strength * size * factor;
+        alpha = strength * factor;
+        h = strength * x * slope;
+        h_size = h * size;
     }
     gates[4u * i] = gamma;
     gates[4u * i + 1u] = c;
     gates[4u * i + 2u] = key_divisor;
     gates[4u * i + 3u] = query_divisor;
+    if params.with_rates == 1u {
+        let rates = 4u * (params.batch * params.value_heads * params.tokens + i);
+        gates[rates] = alpha;
+        gates[rates + 1u] = h;
+        gates[rates + 2u] = h_size;
+        gates[rates + 3u] = alpha_by_beta * size;
+    }
 }

@@ -8,6 +8,10 @@
 // For the exact integrator no entry of A or T exceeds 1, however large or unequal the keys are.
 // W and U go to the workspace, padded to whole chunks: w [B, H_v, chunks·C, D_k], u [B, H_v, chunks·C, D_v].
 // An invocation has 4 rows x 4 columns of a product.
+//
+// With REVERSE it prepares the backward scan, which solves with the transpose (efla_state.wgsl says what for):
+//
+//     w = −TᵀK̂  [C, C] x [C, D_k]        u ← Tᵀu  [C, C] x [C, D_v]
 
 const THREADS: u32 = CHUNK / 4u * VECTORS;
 const BLOCKS: u32 = CHUNK / 4u;
@@ -15,19 +19,8 @@ const BLOCKS: u32 = CHUNK / 4u;
 const WIDE: u32 = (BLOCKS + VECTORS - 1u) / VECTORS;
 
 var<workgroup> stage: array<vec4<f32>, CHUNK * PITCH>;
-// A, then T, transposed: [column][rows 4i..4i+3].
+// A, then T, transposed: [column][rows 4i..4i+3]. With REVERSE Aᵀ, then Tᵀ, transposed alike.
 var<workgroup> matrix: array<vec4<f32>, CHUNK * BLOCKS>;
-
-fn load_v(place: Place, token: u32, column: u32) -> vec4<f32> {
-    if token >= params.tokens || column >= params.value_dim {
-        return vec4(0.0);
-    }
-    let base = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + token * params.v.w;
-    let end = params.value_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    let at = base + min(c, vec4(end));
-    return select(vec4(0.0), vec4(v[at.x], v[at.y], v[at.z], v[at.w]), c <= vec4(end));
-}
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -60,7 +53,7 @@ fn main(
         workgroupBarrier();
         for (var n = 0u; n < WIDE; n++) {
             let block = x + VECTORS * n;
-            if block <= y {
+            if block < BLOCKS && select(block <= y, block >= y, REVERSE == 1u) {
                 for (var c = 0u; c < VECTORS; c++) {
                     let r0 = stage[(4u * y) * PITCH + c];
                     let r1 = stage[(4u * y + 1u) * PITCH + c];
@@ -85,20 +78,28 @@ fn main(
         let block = x + VECTORS * n;
         for (var j = 0u; j < 4u && block < BLOCKS; j++) {
             let column = 4u * block + j;
-            matrix[column * BLOCKS + y] = select(vec4(0.0), gammas * product[4u * n + j], rows > vec4(column));
+            if REVERSE == 1u {
+                let gamma = load_gate(place, token0 + column).x;
+                matrix[column * BLOCKS + y] = select(vec4(0.0), gamma * product[4u * n + j], rows < vec4(column));
+            } else {
+                matrix[column * BLOCKS + y] = select(vec4(0.0), gammas * product[4u * n + j], rows > vec4(column));
+            }
         }
     }
     workgroupBarrier();
 
-    // T: invocation j solves (I + A) t = e_j, column by column of A; t_l is final when its turn comes.
+    // T: invocation j solves (I + A) t = e_j, column by column of A; t_l is final when its turn comes. With REVERSE
+    // (I + Aᵀ) t = e_j from the last column to the first.
     var t: array<vec4<f32>, BLOCKS>;
     if thread < CHUNK {
         for (var i = 0u; i < BLOCKS; i++) {
             t[i] = select(vec4(0.0), vec4(1.0), 4u * i + vec4(0u, 1u, 2u, 3u) == vec4(thread));
         }
-        for (var l = 0u; l < CHUNK; l++) {
+        for (var n = 0u; n < CHUNK; n++) {
+            let l = select(n, CHUNK - 1u - n, REVERSE == 1u);
             let t_l = t[l / 4u][l % 4u];
-            for (var i = l / 4u; i < BLOCKS; i++) {
+            let end = select(BLOCKS, l / 4u + 1u, REVERSE == 1u);
+            for (var i = select(l / 4u, 0u, REVERSE == 1u); i < end; i++) {
                 t[i] -= matrix[l * BLOCKS + i] * t_l;
             }
         }
@@ -122,19 +123,28 @@ fn main(
             let column = column0 + 4u * (i % VECTORS);
             let gate = load_gate(place, token);
             var value: vec4<f32>;
-            if is_key {
+            if REVERSE == 1u {
+                if is_key {
+                    value = -load_unit_key(place, token, column);
+                } else {
+                    value = load_u(row0 + i / VECTORS, column);
+                }
+            } else if is_key {
                 value = gate.x * load_unit_key(place, token, column);
             } else {
                 value = gate.y * load_v(place, token, column);
             }
             stage[i / VECTORS * PITCH + i % VECTORS] = value;
         }
+        // Behind it u may be overwritten: all of these columns are staged.
+        storageBarrier();
         workgroupBarrier();
         var sum0 = vec4(0.0);
         var sum1 = vec4(0.0);
         var sum2 = vec4(0.0);
         var sum3 = vec4(0.0);
-        for (var j = 0u; j < 4u * y + 4u; j++) {
+        let end = select(4u * y + 4u, CHUNK, REVERSE == 1u);
+        for (var j = select(0u, 4u * y, REVERSE == 1u); j < end; j++) {
             let t_j = matrix[j * BLOCKS + y];
             let value = stage[j * PITCH + x];
             sum0 += t_j.x * value;

@@ -6,6 +6,13 @@
 //
 // V_new replaces U in the workspace, the state before every chunk goes to states [B, H_v, chunks, D_k, D_v] for pass 3.
 // A workgroup keeps STATE_COLUMNS columns of S in workgroup memory.
+//
+// With REVERSE it is the scan of the backward pass, from the last chunk to the first. With S [D_k, D_v] the gradient of
+// the state after a chunk, w = −TᵀK̂, u = Tᵀ(gradient of V_new from within the chunk) and states = scale·QᵀdO,
+//
+//     Y = u − w S  [C, D_k] x [D_k, D_v]        S ← S + states − (γK̂)ᵀY  [D_k, C] x [C, D_v]
+//
+// where Y, the gradient of diag(c) V, replaces u, and the gradient after every chunk replaces states.
 
 // Vectors of 4 state columns; rows of a chunk's product that an invocation has.
 const WIDTH: u32 = STATE_COLUMNS / 4u;
@@ -13,19 +20,23 @@ const ROWS: u32 = STATE_COLUMNS / 8u;
 const THREADS: u32 = CHUNK * 2u;
 
 var<workgroup> state: array<vec4<f32>, KEY_STAGES * COLUMNS * WIDTH>;
-// [C][COLUMNS] of W, then of K̂.
+// [C][COLUMNS] of W, then of K̂ or −γK̂.
 var<workgroup> stage: array<vec4<f32>, CHUNK * VECTORS>;
-// V_new [C][STATE_COLUMNS].
+// V_new or Y [C][STATE_COLUMNS].
 var<workgroup> update: array<vec4<f32>, CHUNK * WIDTH>;
 
 fn load_w(row: u32, column: u32) -> vec4<f32> {
-    if column >= params.key_dim {
-        return vec4(0.0);
+    let at = row * params.key_dim + clamped(column, params.key_dim);
+    return within(vec4(w[at.x], w[at.y], w[at.z], w[at.w]), column, params.key_dim);
+}
+
+// 4 columns of what a token multiplies its row of the update with.
+fn load_direction(place: Place, token: u32, column: u32) -> vec4<f32> {
+    let key = load_unit_key(place, token, column);
+    if REVERSE == 1u {
+        return -load_gate(place, token).x * key;
     }
-    let end = params.key_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    let at = row * params.key_dim + min(c, vec4(end));
-    return select(vec4(0.0), vec4(w[at.x], w[at.y], w[at.z], w[at.w]), c <= vec4(end));
+    return key;
 }
 
 @compute @workgroup_size(THREADS)
@@ -62,19 +73,12 @@ fn main(
         state[d * WIDTH + x] = row;
     }
 
-    for (var chunk = 0u; chunk < params.chunks; chunk++) {
+    for (var step = 0u; step < params.chunks; step++) {
+        let chunk = select(step, params.chunks - 1u - step, REVERSE == 1u);
         let token0 = chunk * CHUNK;
         let row0 = (place.sequence * params.chunks + chunk) * CHUNK;
         let state0 = (place.sequence * params.chunks + chunk) * params.key_dim;
-        workgroupBarrier();
-        for (var d = y; d < params.key_dim; d += THREADS / WIDTH) {
-            let row = state[d * WIDTH + x];
-            for (var c = 0u; c < columns; c++) {
-                states[(state0 + d) * params.value_dim + column + c] = row[c];
-            }
-        }
-
-        // V_new: rows y·ROWS.. of the chunk.
+        // V_new or Y: rows y·ROWS.. of the chunk.
         var sums: array<vec4<f32>, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
             sums[r] = vec4(0.0);
@@ -112,7 +116,7 @@ fn main(
         for (var key = 0u; key < KEY_STAGES; key++) {
             workgroupBarrier();
             for (var i = thread; i < CHUNK * VECTORS; i += THREADS) {
-                stage[i] = load_unit_key(place, token0 + i / VECTORS, key * COLUMNS + 4u * (i % VECTORS));
+                stage[i] = load_direction(place, token0 + i / VECTORS, key * COLUMNS + 4u * (i % VECTORS));
             }
             workgroupBarrier();
             for (var rows = y; rows < VECTORS; rows += THREADS / WIDTH) {
@@ -128,11 +132,20 @@ fn main(
                     sum2 += k_j.z * value;
                     sum3 += k_j.w * value;
                 }
-                let s = (key * COLUMNS + 4u * rows) * WIDTH + x;
-                state[s] += sum0;
-                state[s + WIDTH] += sum1;
-                state[s + 2u * WIDTH] += sum2;
-                state[s + 3u * WIDTH] += sum3;
+                var changes = array<vec4<f32>, 4>(sum0, sum1, sum2, sum3);
+                for (var r = 0u; r < 4u; r++) {
+                    let d = key * COLUMNS + 4u * rows + r;
+                    let row = state[d * WIDTH + x];
+                    var change = changes[r];
+                    for (var c = 0u; c < columns && d < params.key_dim; c++) {
+                        let at = (state0 + d) * params.value_dim + column + c;
+                        if REVERSE == 1u {
+                            change[c] += states[at];
+                        }
+                        states[at] = row[c];
+                    }
+                    state[d * WIDTH + x] = row + change;
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::kernel::Pipeline;
-use crate::shader::{Kernel, Variant};
+use crate::shader::{Constants, Kernel, Variant};
 
 /// A device to run on: cheap to clone, `Send` and `Sync`. Compiled pipelines are shared by its clones.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ struct Inner {
     pipelines: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
 }
 
-type PipelineKey = (&'static str, Vec<(&'static str, u32)>, u32);
+type PipelineKey = (&'static str, Constants, u32);
 
 /// How [`Gpu::with_options`] picks an adapter and compiles shaders.
 #[derive(Debug, Clone, Default)]
@@ -170,7 +170,7 @@ impl Gpu {
     }
 
     /// Compiles the variant whose inputs share no buffer with outputs: the usual one.
-    pub(crate) fn precompile(&self, kernel: &'static Kernel, constants: Vec<(&'static str, u32)>) -> Result<()> {
+    pub(crate) fn precompile(&self, kernel: &'static Kernel, constants: Constants) -> Result<()> {
         self.pipeline(&Variant { kernel, constants, writable_inputs: 0 }).map(drop)
     }
 
@@ -255,7 +255,8 @@ fn pick(adapters: &[wgpu::AdapterInfo], choice: Option<AdapterChoice>) -> Result
              Debian and Ubuntu)"
                 .to_string()
         } else {
-            let names: Vec<_> = adapters.iter().enumerate().map(|(i, info)| format!("{i}: {}", info.name)).collect();
+            let names: Vec<_> =
+                adapters.iter().enumerate().map(|(i, info)| format!("{i}: {} ({})", info.name, info.backend)).collect();
             format!("there are {}", names.join(", "))
         };
         let wanted = choice.map_or_else(|| "found".to_string(), |choice| choice.to_string());

@@ -22,10 +22,13 @@
 //! | efla_state | k, initial_state | workspace (V_new, states), final_state |
 //! | efla_output | q, k, workspace | out |
 //! | efla_recurrent | q, k, v, initial_state, workspace | final_state, out |
-//! | efla_backward_prepare | q, k, d_out | workspace (dV_new without the state's part) |
-//! | efla_backward_state | q, k, d_out, d_final_state | workspace (Y, dS), d_initial_state |
-//! | efla_backward_qk | q, k, v, d_out, workspace | d_q, d_k |
-//! | efla_backward_vb | k, v, workspace | d_v, d_beta |
+//! | efla_backward_read | d_out or workspace (Y), k | workspace (value heads' parts of d_Q, or of d_k) |
+//! | efla_backward_sum | q or k, workspace | d_q or d_k |
+//! | efla_backward_output | q, k, d_out | workspace (dV_new and dS from within the chunk) |
+//! | efla_backward_prepare | k, workspace | workspace (TᵀK̂, Tᵀ dV_new) |
+//! | efla_backward_state | k, d_final_state | workspace (Y, dS'), d_initial_state |
+//! | efla_backward_values | k, v, workspace | workspace (X), d_v, d_beta |
+//! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In-place state: when initial_state and
 //! final_state are the same range, the kernel reads the state through its final_state binding.
@@ -34,7 +37,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::shader::{self, Kernel, Role, Variant};
+use crate::shader::{self, Constants, Kernel, Role, Variant};
 use crate::tensor::TensorView;
 use crate::trusted;
 
@@ -155,7 +158,7 @@ impl Call {
         &mut self,
         gpu: &Gpu,
         kernel: &'static Kernel,
-        constants: Vec<(&'static str, u32)>,
+        constants: Constants,
         params: &wgpu::Buffer,
         arguments: &[Option<BoundRange>],
         workgroups: u64,
@@ -279,7 +282,7 @@ impl WorkspaceLayout {
 
     /// Refuses a workspace that no buffer could hold.
     pub fn check(&self) -> Result<()> {
-        let (got, limit) = (self.bytes(), self.max_buffer.min(self.max_binding));
+        let (got, limit) = (self.bytes(), self.max_buffer);
         if got > limit {
             let (argument, limit_name) = ("workspace, in bytes".to_string(), "max_buffer_size");
             return Err(Error::Limit { argument, got, limit_name, limit });
@@ -297,7 +300,7 @@ impl Gpu {
     pub(crate) fn workspace(&self, given: Option<&TensorView>, bytes: u64) -> Result<TensorView> {
         let elements = (bytes / 4) as usize;
         let Some(given) = given else {
-            return Ok(self.zeros(&[elements])?.view());
+            return Ok(TensorView::new(&self.allocate("workspace", bytes, None)?, 0, &[elements]));
         };
         let align = u64::from(self.limits().min_storage_buffer_offset_alignment);
         if given.offset * 4 % align != 0 {
@@ -307,10 +310,29 @@ impl Gpu {
         match given.shape() {
             &[size] if size >= elements => {
                 let view = TensorView::new(&given.buffer, given.offset, &[elements]);
-                view.check("workspace", &[elements], self.limits())?;
+                // Its parts are bound one by one.
+                let limits = wgpu::Limits { max_storage_buffer_binding_size: u64::MAX, ..self.limits().clone() };
+                view.check("workspace", &[elements], &limits)?;
                 Ok(view)
             }
             shape => Err(Error::argument("workspace", format!("shape {shape:?}"), format!("[{elements}] or more"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every workgroup below the number asked for exists, and no dimension is over the limit.
+    #[test]
+    fn grids_hold_what_was_asked_for() {
+        for workgroups in [1, 2, 65_535, 65_536, 65_537, 131_071, 1_000_000, 65_535 * 30_000] {
+            let [x, y, z] = grid(workgroups, 65_535).unwrap();
+            let total = u64::from(x) * u64::from(y);
+            assert!(x <= 65_535 && y <= 65_535 && z == 1, "{x} {y} {z}");
+            assert!(total >= workgroups && total - workgroups < u64::from(y), "{workgroups}: {x} x {y}");
+        }
+        assert!(matches!(grid(1 << 31, 65_535), Err(Error::Limit { got: 0x8000_0000, .. })));
     }
 }

@@ -66,19 +66,21 @@ pub(crate) struct Kernel {
     pub bindings: &'static [Binding],
 }
 
+/// `const NAME: u32 = value;` of a variant.
+pub(crate) type Constants = Vec<(&'static str, u32)>;
+
 /// A kernel with everything that is compiled into it: the key of the pipeline cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Variant {
     pub kernel: &'static Kernel,
-    /// `const NAME: u32 = value;`
-    pub constants: Vec<(&'static str, u32)>,
+    pub constants: Constants,
     /// Bit i: storage buffer i is an input declared `read_write`.
     pub writable_inputs: u32,
 }
 
 impl Variant {
     /// Identifies the compiled shader.
-    pub fn key(&self) -> (&'static str, Vec<(&'static str, u32)>, u32) {
+    pub fn key(&self) -> (&'static str, Constants, u32) {
         (self.kernel.name, self.constants.clone(), self.writable_inputs)
     }
 

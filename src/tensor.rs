@@ -251,11 +251,17 @@ impl Gpu {
                 return Err(Error::Limit { argument, got: bytes, limit_name, limit });
             }
         }
-        let buffer = self.catching("allocating a tensor", || {
+        // An empty tensor still needs a buffer that can be bound.
+        let buffer = self.allocate("tensor", bytes.max(4), data)?;
+        Ok(Tensor { view: TensorView::new(&buffer, 0, shape) })
+    }
+
+    /// A storage buffer of its own.
+    pub(crate) fn allocate(&self, label: &str, size: u64, data: Option<&[f32]>) -> Result<wgpu::Buffer> {
+        self.catching("allocating memory", || {
             let buffer = self.device().create_buffer(&wgpu::BufferDescriptor {
-                label: Some("tensor"),
-                // An empty tensor still needs a buffer that can be bound.
-                size: bytes.max(4),
+                label: Some(label),
+                size,
                 usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
                 mapped_at_creation: false,
             });
@@ -263,8 +269,7 @@ impl Gpu {
                 self.queue().write_buffer(&buffer, 0, bytemuck::cast_slice(data));
             }
             buffer
-        })?;
-        Ok(Tensor { view: TensorView::new(&buffer, 0, shape) })
+        })
     }
 
     /// Reads a tensor back, waiting for everything submitted so far.

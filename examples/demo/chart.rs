@@ -123,12 +123,8 @@ impl Chart {
         );
         if band > 0.0 {
             let width = WIDTH - LEFT - RIGHT;
-            svg += &format!(
-                "<rect class=\"band\" x=\"{LEFT}\" y=\"{band_top}\" width=\"{width}\" height=\"{band}\"/>\n\
-                 <text x=\"{}\" y=\"{:.1}\">diverged</text>\n",
-                LEFT + 10.0,
-                band_top + band / 2.0 + 4.5
-            );
+            svg +=
+                &format!("<rect class=\"band\" x=\"{LEFT}\" y=\"{band_top}\" width=\"{width}\" height=\"{band}\"/>\n");
         }
         for &tick in &self.y.ticks {
             let (right, at) = (WIDTH - RIGHT, y(tick));
@@ -169,6 +165,8 @@ impl Chart {
         }
         for (row, series) in lost.iter().enumerate() {
             let at = band_top + (row as f64 + 0.5) * ROW;
+            let (left, base) = (LEFT + 10.0, at + 4.5);
+            svg += &format!("<text x=\"{left}\" y=\"{base:.1}\">{} diverged</text>\n", escape(&series.name));
             for &value in &series.lost {
                 let d = format!("M{:.1} {:.1}l9 9m0 -9l-9 9", x(value) - 4.5, at - 4.5);
                 svg += &format!(

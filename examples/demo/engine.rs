@@ -1,10 +1,12 @@
-//! Where the jobs meet the library: the two operators on the chosen device and in float64, and the comparison.
-//!
-//! TEMPORARY INSIDES: until the GPU host layer and the float64 reference exist, plain loops stand in, float32 for the
-//! device and float64 for the reference. They cover what the main job asks and no more: one head, not causal, no
-//! sink; EFLA without normalisation. Everything outside this file only uses its public items.
+//! Runs cases on the GPU, or on the float64 reference where that was asked for or is all there is.
 
-use continuous_attention::{AttentionConfig, AttentionShape, EflaConfig, EflaShape, Integrator, Method, Result};
+use crate::exact;
+use continuous_attention::case::{Case, CaseTensor, Operation};
+use continuous_attention::{
+    AdapterChoice, Attention, AttentionConfig, AttentionShape, AttentionTensors, DType, Efla, EflaConfig, EflaShape,
+    EflaTensors, Error, Gpu, GpuOptions, Result, Tensor, TensorView, wgpu,
+};
+use std::collections::BTreeMap;
 
 /// What the user asked to compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,199 +18,160 @@ pub enum Device {
     Reference,
 }
 
+/// Tensors by their names in a case file.
+pub type Tensors = BTreeMap<String, CaseTensor>;
+
 /// The device that the jobs run on.
 pub struct Engine {
-    adapter: String,
+    /// None: the reference.
+    gpu: Option<Gpu>,
+    name: String,
 }
 
 impl Engine {
-    /// Opens `device`; `adapter` is a name or an index, as `info` lists them.
+    /// Opens `device`; `adapter` is a name or an index, as `info` lists them. A machine without any adapter gets the
+    /// reference and is told so on stderr.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::with_options`], unless no adapter was asked for and there is none.
     pub fn open(device: Device, adapter: Option<&str>) -> Result<Engine> {
-        let adapter = match device {
-            Device::Gpu => format!("stand-in loop in float32 (adapter {})", adapter.unwrap_or("not chosen")),
-            Device::Reference => "float64 reference on the CPU".to_string(),
-        };
-        Ok(Engine { adapter })
+        const REFERENCE: &str = "the float64 reference on the CPU";
+        if device == Device::Reference {
+            return Ok(Engine { gpu: None, name: REFERENCE.into() });
+        }
+        let options = GpuOptions { adapter: adapter.map(AdapterChoice::from), ..GpuOptions::default() };
+        let asked_for = adapter.is_some() || std::env::var_os("WGPU_ADAPTER_NAME").is_some_and(|name| !name.is_empty());
+        match Gpu::with_options(&options) {
+            Ok(gpu) => Ok(Engine { name: describe(&gpu.info()), gpu: Some(gpu) }),
+            Err(error @ Error::NoAdapter { .. }) if !asked_for => {
+                eprintln!("{error}\nGoing on with {REFERENCE}.");
+                Ok(Engine { gpu: None, name: format!("{REFERENCE}, as there is no GPU adapter") })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// One line that says what the results were computed on.
-    pub fn adapter(&self) -> &str {
-        &self.adapter
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
-    /// Attention on the device: out and lse.
-    pub fn attention(
-        &self,
-        config: &AttentionConfig,
-        shape: &AttentionShape,
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
-        intervals: Option<&[f32]>,
-    ) -> Result<(Vec<f32>, Vec<f32>)> {
-        Ok(single::attention(config, shape, q, k, v, intervals))
+    /// Whether results come from the kernels, not from the reference.
+    pub fn is_gpu(&self) -> bool {
+        self.gpu.is_some()
     }
 
-    /// EFLA on the device, from a zero state: out and final_state.
-    pub fn efla(
-        &self,
-        config: &EflaConfig,
-        shape: &EflaShape,
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
-        beta: &[f32],
-    ) -> Result<(Vec<f32>, Vec<f32>)> {
-        Ok(single::efla(config, shape, q, k, v, beta))
-    }
-}
-
-/// Attention in float64: out and lse.
-pub fn reference_attention(
-    config: &AttentionConfig,
-    shape: &AttentionShape,
-    q: &[f64],
-    k: &[f64],
-    v: &[f64],
-    intervals: Option<&[f64]>,
-) -> Result<(Vec<f64>, Vec<f64>)> {
-    Ok(double::attention(config, shape, q, k, v, intervals))
-}
-
-/// EFLA in float64, from a zero state: out and final_state.
-pub fn reference_efla(
-    config: &EflaConfig,
-    shape: &EflaShape,
-    q: &[f64],
-    k: &[f64],
-    v: &[f64],
-    beta: &[f64],
-) -> Result<(Vec<f64>, Vec<f64>)> {
-    Ok(double::efla(config, shape, q, k, v, beta))
-}
-
-/// Limit on the relative rms error of a float32 forward pass.
-pub const FORWARD_LIMIT: f64 = 2e-6;
-
-/// How far one result is from float64.
-#[derive(Debug, Clone)]
-pub struct Check {
-    /// What was computed, for people.
-    pub name: String,
-    /// rms(err)/rms(ref).
-    pub rms: f64,
-    /// max|err|/max|ref|.
-    pub max: f64,
-    /// `rms` must not exceed it, `max` not ten times it.
-    pub limit: f64,
-    /// Whether both hold; a NaN never does.
-    pub pass: bool,
-}
-
-/// Compares a result with float64.
-pub fn compare(name: String, got: &[f32], reference: &[f64], limit: f64) -> Check {
-    let errors: Vec<f64> = got.iter().zip(reference).map(|(&x, y)| x as f64 - y).collect();
-    let rms = |x: &[f64]| (x.iter().map(|x| x * x).sum::<f64>() / x.len().max(1) as f64).sqrt();
-    let max =
-        |x: &[f64]| x.iter().fold(0.0, |m: f64, x| if m.is_nan() || x.is_nan() { f64::NAN } else { m.max(x.abs()) });
-    let relative = |err: f64, of: f64| if err == 0.0 { 0.0 } else { err / of };
-    let (rms, max) = (relative(rms(&errors), rms(reference)), relative(max(&errors), max(reference)));
-    Check { name, rms, max, limit, pass: got.len() == reference.len() && rms <= limit && max <= 10.0 * limit }
-}
-
-/// Compares lse, whose error counts relative to max(1, |lse|).
-pub fn compare_lse(name: String, got: &[f32], reference: &[f64], limit: f64) -> Check {
-    let unit = |y: f64| y.abs().max(1.0);
-    let got: Vec<f32> = got.iter().zip(reference).map(|(&x, &y)| (1.0 + (x as f64 - y) / unit(y)) as f32).collect();
-    compare(name, &got, &vec![1.0; reference.len()], limit)
-}
-
-macro_rules! stand_in {
-    ($module:ident, $float:ident) => {
-        mod $module {
-            use super::*;
-
-            /// (e^x − 1 − x)/x².
-            fn phi2(x: $float) -> $float {
-                if x.abs() >= 1.5 {
-                    return (x.exp() - 1.0 - x) / (x * x);
-                }
-                (2..22).rev().fold(0.0, |sum, j| (sum + 1.0) * if j > 2 { x / j as $float } else { 0.5 })
-            }
-
-            pub fn attention(
-                config: &AttentionConfig,
-                shape: &AttentionShape,
-                q: &[$float],
-                k: &[$float],
-                v: &[$float],
-                intervals: Option<&[$float]>,
-            ) -> (Vec<$float>, Vec<$float>) {
-                let (d, dv, n) = (config.head_dim, config.value_dim, shape.keys);
-                let (mut out, mut lse) = (Vec::new(), Vec::new());
-                for (row, q) in q.chunks(d).enumerate() {
-                    let start = row / shape.queries * n;
-                    let logit = |k: &[$float]| q.iter().zip(k).map(|(q, k)| q * k).sum::<$float>();
-                    let scale = config.scale() as $float;
-                    let a: Vec<$float> = k[start * d..(start + n) * d].chunks(d).map(|k| scale * logit(k)).collect();
-                    let max = a.iter().fold($float::NEG_INFINITY, |m, &a| m.max(a));
-                    let p: Vec<$float> = a.iter().map(|a| (a - max).exp()).collect();
-                    let mut w = vec![0.0; n];
-                    match config.method {
-                        Method::Softmax => w.copy_from_slice(&p),
-                        Method::Continuous => (1..n).for_each(|i| {
-                            let (length, step) = (intervals.map_or(1.0, |x| x[start + i]), a[i] - a[i - 1]);
-                            // The larger end carries the exponential, so that nothing overflows.
-                            let far = step.abs() >= 1.5;
-                            let left = (p[i] - p[i - 1] * (1.0 + step)) / (step * step);
-                            let right = (p[i - 1] - p[i] * (1.0 - step)) / (step * step);
-                            w[i - 1] += length * if far { left } else { p[i - 1] * phi2(step) };
-                            w[i] += length * if far { right } else { p[i] * phi2(-step) };
-                        }),
-                    }
-                    let sum: $float = w.iter().sum();
-                    let value = |c| (0..n).map(|i| w[i] * v[(start + i) * dv + c]).sum::<$float>() / sum;
-                    out.extend((0..dv).map(value));
-                    lse.push(max + sum.ln());
-                }
-                (out, lse)
-            }
-
-            pub fn efla(
-                config: &EflaConfig,
-                shape: &EflaShape,
-                q: &[$float],
-                k: &[$float],
-                v: &[$float],
-                beta: &[$float],
-            ) -> (Vec<$float>, Vec<$float>) {
-                let (d, dv) = (config.key_dim, config.value_dim);
-                let mut state = vec![0.0; d * dv];
-                let mut out = Vec::new();
-                for t in 0..shape.tokens {
-                    let (q, k, v) = (&q[t * d..][..d], &k[t * d..][..d], &v[t * dv..][..dv]);
-                    let x = beta[t] * k.iter().map(|k| k * k).sum::<$float>();
-                    let factor = match config.integrator {
-                        Integrator::Exact if x == 0.0 => 1.0,
-                        Integrator::Exact => -(-x).exp_m1() / x,
-                        Integrator::Euler => 1.0,
-                        Integrator::RungeKutta2 => 1.0 - x / 2.0,
-                        Integrator::RungeKutta4 => 1.0 - x / 2.0 + x * x / 6.0 - x * x * x / 24.0,
-                    };
-                    for c in 0..dv {
-                        let read = |state: &[$float], key: &[$float]| {
-                            key.iter().enumerate().map(|(i, key)| state[i * dv + c] * key).sum::<$float>()
-                        };
-                        let step = beta[t] * factor * (v[c] - read(&state, k));
-                        (0..d).for_each(|i| state[i * dv + c] += step * k[i]);
-                        out.push(config.scale() as $float * read(&state, q));
-                    }
-                }
-                (out, state)
-            }
+    /// Everything that the case asks for, by name: out and lse or final_state, and the gradients if it has d_out.
+    pub fn compute(&self, case: &Case) -> Result<Tensors> {
+        match (&self.gpu, &case.operation) {
+            (None, _) => Ok(exact::compute(case)?.into_iter().map(|(name, tensor)| (name, tensor.narrow())).collect()),
+            (Some(gpu), Operation::Attention { config, shape }) => attention(gpu, case, config, shape),
+            (Some(gpu), Operation::Efla { config, shape }) => efla(gpu, case, config, shape),
         }
-    };
+    }
 }
 
-stand_in!(single, f32);
-stand_in!(double, f64);
+/// Name, kind and driver of an adapter in one line.
+fn describe(info: &wgpu::AdapterInfo) -> String {
+    let wgpu::AdapterInfo { name, backend, driver, driver_info, .. } = info;
+    format!("{name}, {}, {backend:?}, driver {driver} {driver_info}", kind(info.device_type)).trim_end().into()
+}
+
+/// The kind of an adapter in words.
+pub fn kind(device_type: wgpu::DeviceType) -> &'static str {
+    match device_type {
+        wgpu::DeviceType::DiscreteGpu => "discrete GPU",
+        wgpu::DeviceType::IntegratedGpu => "integrated GPU",
+        wgpu::DeviceType::VirtualGpu => "virtual GPU",
+        wgpu::DeviceType::Cpu => "software on the CPU",
+        wgpu::DeviceType::Other => "of unknown kind",
+    }
+}
+
+fn attention(gpu: &Gpu, case: &Case, config: &AttentionConfig, shape: &AttentionShape) -> Result<Tensors> {
+    let AttentionShape { batch, heads, queries, .. } = *shape;
+    let mut results = Results::new(gpu);
+    let tensors = AttentionTensors {
+        sink_k: input(gpu, case, "sink_k")?,
+        sink_v: input(gpu, case, "sink_v")?,
+        intervals: input(gpu, case, "intervals")?,
+        lse: Some(results.add("lse", &[batch, heads, queries])?),
+        ..AttentionTensors::new(
+            needed_input(gpu, case, "q")?,
+            needed_input(gpu, case, "k")?,
+            needed_input(gpu, case, "v")?,
+            results.add("out", &[batch, heads, queries, config.value_dim])?,
+        )
+    };
+    // The library keeps compiled pipelines: another operator of the same kind costs a look-up.
+    let operator = Attention::new(gpu, *config)?;
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    operator.forward(&mut encoder, &tensors)?;
+    // Gradients, when the case has d_out: the backward pass goes here, into the same encoder, on `tensors` (lse and
+    // out included), d_out and d_lse, with results.add("d_q", …) and so on for each gradient of the case.
+    gpu.queue().submit([encoder.finish()]);
+    results.read()
+}
+
+fn efla(gpu: &Gpu, case: &Case, config: &EflaConfig, shape: &EflaShape) -> Result<Tensors> {
+    let EflaShape { batch, value_heads, tokens, .. } = *shape;
+    let mut results = Results::new(gpu);
+    let tensors = EflaTensors {
+        initial_state: input(gpu, case, "initial_state")?,
+        final_state: Some(results.add("final_state", &[batch, value_heads, config.key_dim, config.value_dim])?),
+        ..EflaTensors::new(
+            needed_input(gpu, case, "q")?,
+            needed_input(gpu, case, "k")?,
+            needed_input(gpu, case, "v")?,
+            needed_input(gpu, case, "beta")?,
+            results.add("out", &[batch, value_heads, tokens, config.value_dim])?,
+        )
+    };
+    let operator = Efla::new(gpu, *config)?;
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    operator.forward(&mut encoder, &tensors)?;
+    // Gradients, when the case has d_out: the backward pass goes here, into the same encoder, on `tensors`, d_out and
+    // d_final_state, with results.add("d_q", …) and so on for each gradient.
+    gpu.queue().submit([encoder.finish()]);
+    results.read()
+}
+
+/// Uploads an input if the case has it.
+fn input(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<TensorView>> {
+    case.inputs.get(name).map(|tensor| Ok(gpu.upload(&tensor.values, &tensor.shape)?.view())).transpose()
+}
+
+/// Uploads an input that every case of its operation has.
+fn needed_input(gpu: &Gpu, case: &Case, name: &str) -> Result<TensorView> {
+    let missing =
+        || Error::Argument { argument: name.into(), got: "no such tensor".into(), needed: "one in every case".into() };
+    input(gpu, case, name)?.ok_or_else(missing)
+}
+
+/// Result tensors on the GPU.
+struct Results<'a> {
+    gpu: &'a Gpu,
+    tensors: BTreeMap<&'static str, Tensor>,
+}
+
+impl<'a> Results<'a> {
+    fn new(gpu: &'a Gpu) -> Results<'a> {
+        Results { gpu, tensors: BTreeMap::new() }
+    }
+
+    /// A tensor for a kernel to write. It starts as NaN: an element that nothing is written to fails every comparison.
+    fn add(&mut self, name: &'static str, shape: &[usize]) -> Result<TensorView> {
+        let tensor = self.gpu.upload(&vec![f32::NAN; shape.iter().product()], shape)?;
+        let view = tensor.view();
+        self.tensors.insert(name, tensor);
+        Ok(view)
+    }
+
+    fn read(self) -> Result<Tensors> {
+        let read = |(name, tensor): (&str, Tensor)| {
+            let (shape, values) = (tensor.shape().to_vec(), self.gpu.read(&tensor)?);
+            Ok((name.to_string(), CaseTensor { dtype: DType::F32, shape, values }))
+        };
+        self.tensors.into_iter().map(read).collect()
+    }
+}

@@ -10,7 +10,9 @@ mod check;
 mod cli;
 mod co2;
 mod engine;
+mod exact;
 mod info;
+mod judge;
 mod memory;
 mod report;
 mod run;
@@ -52,13 +54,14 @@ fn main_job(args: &MainArgs) -> Outcome {
     let begin = Instant::now();
     let mut progress = |step: &str| eprintln!("[{:5.1} s] {step}", begin.elapsed().as_secs_f64());
     let engine = Engine::open(args.device, args.adapter.as_deref())?;
-    progress(&format!("computing on {}", engine.adapter()));
+    progress(&format!("computing on {}", engine.name()));
     let series = co2::series()?;
     let smoothing = smoothing::run(&engine, &series, &mut progress)?;
     let memory = memory::run(&engine, &series, &mut progress)?;
     let seconds = begin.elapsed().as_secs_f64();
 
-    let report = report::Report { adapter: engine.adapter(), series: &series, smoothing, memory, seconds };
+    let report =
+        report::Report { adapter: engine.name(), on_gpu: engine.is_gpu(), series: &series, smoothing, memory, seconds };
     print(&report.text());
     write_file(&args.report, &report.html())?;
     if let Some(folder) = &args.figures {

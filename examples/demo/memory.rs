@@ -6,8 +6,12 @@
 //! (DeltaNet) and the second-order Runge-Kutta step only up to x = 2, the fourth-order one up to 2.785.
 
 use crate::co2::Sample;
-use crate::engine::{self, Check, Engine};
-use continuous_attention::{EflaConfig, EflaShape, Integrator, Result};
+use crate::engine::{Engine, Tensors};
+use crate::exact;
+use crate::judge::{Check, Limits};
+use continuous_attention::case::{Case, CaseTensor, Operation};
+use continuous_attention::reference::efla;
+use continuous_attention::{DType, EflaConfig, EflaShape, Integrator, Result};
 use std::f64::consts::TAU;
 
 /// The integrators and their names, in the order of table and figure.
@@ -80,20 +84,18 @@ fn remember(
     let diverged = inputs.divergence(&config)?;
     let tokens = diverged.unwrap_or(inputs.tokens());
 
-    let (shape, [q, k, v, beta]) = inputs.first(tokens);
-    let (out, state) = engine.efla(&config, &shape, q, k, v, beta)?;
-    let [q, k, v, beta] = [q, k, v, beta].map(widen);
-    let (exact, exact_state) = engine::reference_efla(&config, &shape, &q, &k, &v, &beta)?;
-    let label = |tensor| {
-        let until = if diverged.is_some() { format!(", to reading {tokens} where it diverged") } else { String::new() };
-        format!("{name}, key scale {scale}{until}: {tensor}")
-    };
+    let case = inputs.case(&config, tokens);
+    let got = engine.compute(&case)?;
+    let until = if diverged.is_some() { format!(", to reading {tokens} where it diverged") } else { String::new() };
+    let name = |tensor: &str| format!("{name}, key scale {scale}{until}: {tensor}");
     // A diverging memory multiplies its rounding errors as well.
-    let limit = if diverged.is_some() { 10.0 * engine::FORWARD_LIMIT } else { engine::FORWARD_LIMIT };
-    checks.push(engine::compare(label("out"), &out, &exact, limit));
-    checks.push(engine::compare(label("final state"), &state, &exact_state, limit));
+    let factor = if diverged.is_some() { 10.0 } else { 1.0 };
+    let limits = Limits { dtype: DType::F32, factor, unjudged: None };
+    checks.extend(Check::all(&got, &exact::compute(&case)?, &limits, name));
 
-    let errors = out.iter().zip(&series[1..]).map(|(&o, next)| inputs.mean + inputs.deviation * o as f64 - next.ppm);
+    let out = &got["out"].values;
+    let errors =
+        out.iter().zip(&series[1..]).map(|(&o, next)| inputs.mean + inputs.deviation * f64::from(o) - next.ppm);
     Ok(Cell { integrator, scale, rmse: diverged.is_none().then(|| rms(errors.skip(BURN_IN))) })
 }
 
@@ -128,36 +130,41 @@ impl Inputs {
         self.v.len()
     }
 
-    /// The call on the first `tokens` readings.
-    fn first(&self, tokens: usize) -> (EflaShape, [&[f32]; 4]) {
+    /// The call on the first `tokens` readings, from an empty memory.
+    fn case(&self, config: &EflaConfig, tokens: usize) -> Case {
         let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens };
-        let dims = tokens * FEATURES;
-        (shape, [&self.q[..dims], &self.k[..dims], &self.v[..tokens], &self.beta[..tokens]])
+        let tensor = |name: &str, shape: &[usize], values: &[f32]| {
+            (name.to_string(), CaseTensor { dtype: DType::F32, shape: shape.to_vec(), values: values.to_vec() })
+        };
+        let inputs = Tensors::from([
+            tensor("q", &[1, 1, tokens, FEATURES], &self.q[..tokens * FEATURES]),
+            tensor("k", &[1, 1, tokens, FEATURES], &self.k[..tokens * FEATURES]),
+            tensor("v", &[1, 1, tokens, 1], &self.v[..tokens]),
+            tensor("beta", &[1, 1, tokens], &self.beta[..tokens]),
+        ]);
+        let operation = Operation::Efla { config: *config, shape };
+        Case { file: "CO2 series".into(), operation, inputs, expected: Default::default() }
     }
 
     /// The number of readings after which the float64 state has blown up, if it ever does.
     fn divergence(&self, config: &EflaConfig) -> Result<Option<usize>> {
-        let bound = BLOWN_UP * self.v.iter().fold(0.0, |m: f64, &v| m.max(v.abs() as f64));
-        let blown_up = |tokens: usize| -> Result<bool> {
-            let (shape, inputs) = self.first(tokens);
-            let [q, k, v, beta] = inputs.map(widen);
-            let (_, state) = engine::reference_efla(config, &shape, &q, &k, &v, &beta)?;
-            Ok(state.iter().any(|s| s.is_nan() || s.abs() > bound))
-        };
-        // Growth is exponential: a state that blew up stays so. Coarse steps first, then reading by reading.
-        let coarse = 64;
-        let mut reached = 0;
-        while reached < self.tokens() {
-            let next = (reached + coarse).min(self.tokens());
-            if blown_up(next)? {
-                for tokens in reached + 1..next {
-                    if blown_up(tokens)? {
-                        return Ok(Some(tokens));
-                    }
-                }
-                return Ok(Some(next));
+        let bound = BLOWN_UP * self.v.iter().fold(0.0, |m: f64, &v| m.max(f64::from(v).abs()));
+        let [q, k, v, beta] = [&self.q, &self.k, &self.v, &self.beta].map(|x| widen(x));
+        let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 1 };
+        let mut state = vec![0.0; FEATURES];
+        for token in 0..self.tokens() {
+            let key = token * FEATURES..(token + 1) * FEATURES;
+            let inputs = efla::Inputs {
+                q: &q[key.clone()],
+                k: &k[key],
+                v: &v[token..=token],
+                beta: &beta[token..=token],
+                initial_state: Some(&state),
+            };
+            state = efla::forward(config, &shape, &inputs)?.final_state;
+            if state.iter().any(|s| s.is_nan() || s.abs() > bound) {
+                return Ok(Some(token + 1));
             }
-            reached = next;
         }
         Ok(None)
     }
@@ -184,7 +191,7 @@ fn rms(x: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn widen(x: &[f32]) -> Vec<f64> {
-    x.iter().map(|&x| x as f64).collect()
+    x.iter().map(|&x| f64::from(x)).collect()
 }
 
 #[cfg(test)]
@@ -214,7 +221,7 @@ mod tests {
             assert_eq!(cell.rmse.is_some(), holds, "{cell:?}");
         }
         for check in &result.checks {
-            assert!(check.pass, "{check:?}");
+            assert!(check.passed(), "{check:?}");
         }
         // At its best the memory predicts better than the last reading does.
         assert!(result.cell(Integrator::Exact, 1.0).unwrap().rmse.unwrap() < result.persistence);

@@ -1,10 +1,23 @@
 //! `run`: computes what a case file asks for.
 
-use crate::Outcome;
 use crate::cli::RunArgs;
+use crate::engine::Engine;
+use crate::{Outcome, print};
+use continuous_attention::case::{self, Case};
 
-/// Computes and writes the results.
+/// Computes and writes the results. The output appears only once it is complete.
 pub fn run(args: &RunArgs) -> Outcome {
     let RunArgs { input, output, device, adapter, overrides } = args;
-    Err(format!("run: not yet ({input:?} to {output:?} on {device:?} {adapter:?} with {overrides:?})").into())
+    let case = Case::load(input, overrides)?;
+    if let (Ok(from), Ok(to)) = (input.canonicalize(), output.canonicalize())
+        && from == to
+    {
+        return Err(format!("--output: got {}, needed another file than --input", output.display()).into());
+    }
+    let engine = Engine::open(*device, adapter.as_deref())?;
+    let results = engine.compute(&case)?;
+    case::save(output, &results, &case.metadata())?;
+    let shapes: Vec<String> = results.iter().map(|(name, tensor)| format!("{name} {:?}", tensor.shape)).collect();
+    print(&format!("{}\nComputed on {}\nWritten to {}\n", shapes.join(", "), engine.name(), output.display()));
+    Ok(true)
 }

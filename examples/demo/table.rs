@@ -27,12 +27,12 @@ impl Table {
         text
     }
 
-    /// An HTML table; cells that read `diverged` or `no` stand out.
+    /// An HTML table; cells that read `diverged` or `FAIL` stand out.
     pub fn html(&self, caption: &str) -> String {
         let cells = |tag: &str, row: &[String]| -> String {
             let cell = |(column, cell): (usize, &String)| match (column, cell.as_str()) {
                 (0, _) => format!("<th scope=\"{}\">{}</th>", if tag == "th" { "col" } else { "row" }, escape(cell)),
-                (_, "diverged" | "no") => format!("<{tag} class=\"bad\">{cell}</{tag}>"),
+                (_, "diverged" | "FAIL") => format!("<{tag} class=\"bad\">{cell}</{tag}>"),
                 _ if tag == "th" => format!("<th scope=\"col\">{}</th>", escape(cell)),
                 _ => format!("<td>{}</td>", escape(cell)),
             };

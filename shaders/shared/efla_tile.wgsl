@@ -32,15 +32,36 @@ fn load_gate(place: Place, token: u32) -> vec4<f32> {
     return vec4(gates[at], gates[at + 1u], gates[at + 2u], gates[at + 3u]);
 }
 
+// Of the backward pass: (α, h, h|k|, |k| ∂α/∂β) of a token, see efla_gates.
+fn rates_at(place: Place, token: u32) -> u32 {
+    return 4u * ((params.batch * params.value_heads + place.sequence) * params.tokens + token);
+}
+
+fn load_rates(place: Place, token: u32) -> vec4<f32> {
+    if token >= params.tokens {
+        return vec4(0.0);
+    }
+    let at = rates_at(place, token);
+    return vec4(gates[at], gates[at + 1u], gates[at + 2u], gates[at + 3u]);
+}
+
+// 4 columns of a row of `dim`, the last one again past its end: always inside the row.
+fn clamped(column: u32, dim: u32) -> vec4<u32> {
+    return min(column + vec4(0u, 1u, 2u, 3u), vec4(dim - 1u));
+}
+
+// What was loaded from `clamped` columns, 0 past the end of the row.
+fn within(value: vec4<f32>, column: u32, dim: u32) -> vec4<f32> {
+    return select(vec4(0.0), value, column + vec4(0u, 1u, 2u, 3u) < vec4(dim));
+}
+
 // 4 columns of k̂, 0 past the end of the sequence and of the key.
 fn load_unit_key(place: Place, token: u32, column: u32) -> vec4<f32> {
-    if token >= params.tokens || column >= params.key_dim {
+    if token >= params.tokens {
         return vec4(0.0);
     }
     let base = params.k.x + place.batch * params.k.y + place.head * params.k.z + token * params.k.w;
-    let end = params.key_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    let at = base + min(c, vec4(end));
+    let at = base + clamped(column, params.key_dim);
     let divisor = gates[4u * (place.sequence * params.tokens + token) + 2u];
-    return select(vec4(0.0), vec4(k[at.x], k[at.y], k[at.z], k[at.w]) / divisor, c <= vec4(end));
+    return within(vec4(k[at.x], k[at.y], k[at.z], k[at.w]) / divisor, column, params.key_dim);
 }

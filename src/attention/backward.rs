@@ -1,10 +1,10 @@
 //! The backward pass: plan, bind, record.
 
 use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Operands, check_sizes, packed_elements, three_dimensions};
-use super::{Attention, AttentionConfig, AttentionShape, Method, Sink};
+use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Method, Sink};
 use crate::error::{Error, Result};
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
-use crate::shader::{File, Kernel, input, output, params, wgsl, workspace};
+use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
 params! {
@@ -63,7 +63,7 @@ pub(crate) static REDUCE: Kernel = Kernel {
 };
 
 /// What is compiled into `attention_backward_dq` and `attention_backward_dkv`.
-pub(crate) fn constants(config: &AttentionConfig) -> Vec<(&'static str, u32)> {
+pub(crate) fn constants(config: &AttentionConfig) -> Constants {
     vec![
         ("CONTINUOUS", u32::from(config.method == Method::Continuous)),
         ("BLOCK_Q", BLOCK_Q as u32),
@@ -114,6 +114,34 @@ pub struct AttentionGradients {
 }
 
 impl AttentionGradients {
+    /// The backward call of a forward call whose log-normaliser is `lse`, without optional gradients.
+    pub fn new(
+        forward: &AttentionTensors,
+        lse: TensorView,
+        d_out: TensorView,
+        [d_q, d_k, d_v]: [TensorView; 3],
+    ) -> Self {
+        AttentionGradients {
+            q: forward.q.clone(),
+            k: forward.k.clone(),
+            v: forward.v.clone(),
+            sink_k: forward.sink_k.clone(),
+            sink_v: forward.sink_v.clone(),
+            intervals: forward.intervals.clone(),
+            out: forward.out.clone(),
+            lse,
+            d_out,
+            d_lse: None,
+            d_q,
+            d_k,
+            d_v,
+            d_sink_k: None,
+            d_sink_v: None,
+            d_intervals: None,
+            workspace: None,
+        }
+    }
+
     fn operands(&self) -> Operands<'_> {
         Operands {
             q: &self.q,

@@ -4,7 +4,7 @@ use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, check_sizes, packed_ele
 use super::{Attention, AttentionShape, AttentionTensors, Method};
 use crate::error::Result;
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
-use crate::shader::{Kernel, input, output, wgsl, workspace};
+use crate::shader::{Constants, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
 pub(crate) static FORWARD: Kernel = Kernel {
@@ -20,7 +20,7 @@ pub(crate) static FORWARD: Kernel = Kernel {
 };
 
 /// What is compiled into `attention_forward`.
-pub(crate) fn constants(method: Method, value_dim: usize) -> Vec<(&'static str, u32)> {
+pub(crate) fn constants(method: Method, value_dim: usize) -> Constants {
     vec![
         ("CONTINUOUS", u32::from(method == Method::Continuous)),
         ("BLOCK_Q", BLOCK_Q as u32),

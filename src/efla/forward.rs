@@ -1,45 +1,20 @@
 //! The forward pass, chunked and recurrent: plan, bind, record.
 
-use super::{Efla, EflaShape, EflaTensors, Form, Integrator};
+use super::call::{EflaParams, Scratch, Sizes, StateArguments};
+use super::{Efla, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
-use crate::shader::{File, Kernel, input, output, params, wgsl, workspace};
+use crate::shader::{Constants, File, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
-params! {
-    /// Parameters of every EFLA forward kernel; the vectors are [`TensorView::layout`]s.
-    EflaParams {
-        q: [u32; 4],
-        k: [u32; 4],
-        v: [u32; 4],
-        beta: [u32; 4],
-        initial_state: [u32; 4],
-        final_state: [u32; 4],
-        out: [u32; 4],
-        batch: u32,
-        value_heads: u32,
-        /// Value heads per query/key head.
-        group: u32,
-        tokens: u32,
-        chunks: u32,
-        key_dim: u32,
-        value_dim: u32,
-        integrator: u32,
-        normalize_q: u32,
-        normalize_k: u32,
-        /// 0 zeros, 1 initial_state, 2 final_state, updated in place.
-        state_source: u32,
-        has_final_state: u32,
-        scale: f32,
-        unused0: u32,
-        unused1: u32,
-        unused2: u32,
-    }
-}
-
-const GRID: File = wgsl!("shared/grid.wgsl");
-const TILE: File = wgsl!("shared/efla_tile.wgsl");
+pub(super) const GRID: File = wgsl!("shared/grid.wgsl");
+pub(super) const TILE: File = wgsl!("shared/efla_tile.wgsl");
+pub(super) const PRODUCT: File = wgsl!("shared/efla_product.wgsl");
+pub(super) const QUERY: File = wgsl!("shared/efla_query.wgsl");
+pub(super) const VALUE: File = wgsl!("shared/efla_value.wgsl");
+pub(super) const UPDATES: File = wgsl!("shared/efla_updates.wgsl");
+pub(super) const STATES: File = wgsl!("shared/efla_states.wgsl");
 
 pub(crate) static GATES: Kernel = Kernel {
     name: "efla_gates",
@@ -48,16 +23,20 @@ pub(crate) static GATES: Kernel = Kernel {
     bindings: &[input("q"), input("k"), input("beta"), workspace("gates")],
 };
 
+/// Also of the backward pass, which prepares and scans with the transpose.
+pub(super) const PREPARE_FILES: &[File] = &[GRID, TILE, VALUE, UPDATES, wgsl!("efla_prepare.wgsl")];
+pub(super) const STATE_FILES: &[File] = &[GRID, TILE, wgsl!("efla_state.wgsl")];
+
 pub(crate) static PREPARE: Kernel = Kernel {
     name: "efla_prepare",
-    files: &[GRID, TILE, wgsl!("efla_prepare.wgsl")],
+    files: PREPARE_FILES,
     params: &EflaParams::LAYOUT,
     bindings: &[input("k"), input("v"), workspace("gates"), workspace("w"), workspace("u")],
 };
 
 pub(crate) static STATE: Kernel = Kernel {
     name: "efla_state",
-    files: &[GRID, TILE, wgsl!("efla_state.wgsl")],
+    files: STATE_FILES,
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("k"),
@@ -72,7 +51,7 @@ pub(crate) static STATE: Kernel = Kernel {
 
 pub(crate) static OUTPUT: Kernel = Kernel {
     name: "efla_output",
-    files: &[GRID, TILE, wgsl!("efla_output.wgsl")],
+    files: &[GRID, TILE, QUERY, UPDATES, PRODUCT, STATES, wgsl!("efla_output.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[input("q"), input("k"), workspace("gates"), workspace("u"), workspace("states"), output("out")],
 };
@@ -95,7 +74,7 @@ pub(crate) static RECURRENT: Kernel = Kernel {
 /// Columns that the kernels stage at a time.
 const COLUMNS: usize = 32;
 /// Value columns of one workgroup of `efla_recurrent`.
-const RECURRENT_COLUMNS: usize = 16;
+const RECURRENT_COLUMNS: u64 = 16;
 
 /// Value columns of one workgroup of `efla_state`: as many as keep the state in 8 KiB.
 fn state_columns(key_dim: usize) -> usize {
@@ -126,22 +105,50 @@ pub(crate) fn chunk_length(gpu: &Gpu, configured: Option<usize>) -> Result<usize
     Ok(chunk)
 }
 
-/// What is compiled into the kernels of a form, in the order they run.
-pub(crate) fn kernels(form: Form, chunk: usize, key_dim: usize) -> Vec<(&'static Kernel, Vec<(&'static str, u32)>)> {
-    let chunk_constant = ("CHUNK", chunk as u32);
+/// Constants of the kernels that have a whole chunk's products.
+pub(super) fn chunk_constants(chunk: usize) -> Constants {
     // Rows of a tile start in different memory banks, where there is room for it.
-    let pitch = ("PITCH", if chunk == 64 { 8 } else { 9 });
-    let key_stages = ("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32);
-    let columns = ("STATE_COLUMNS", state_columns(key_dim) as u32);
+    vec![("CHUNK", chunk as u32), ("PITCH", if chunk == 64 { 8 } else { 9 })]
+}
+
+/// Constants of `efla_prepare`; `reverse` for the transpose.
+pub(super) fn prepare_constants(chunk: usize, reverse: bool) -> Constants {
+    let mut constants = chunk_constants(chunk);
+    constants.push(("REVERSE", reverse.into()));
+    constants
+}
+
+/// Constants of `efla_state`; `reverse` for the scan of the backward pass.
+pub(super) fn state_constants(chunk: usize, key_dim: usize, reverse: bool) -> Constants {
+    vec![
+        ("CHUNK", chunk as u32),
+        ("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32),
+        ("STATE_COLUMNS", state_columns(key_dim) as u32),
+        ("REVERSE", reverse.into()),
+    ]
+}
+
+/// What is compiled into the kernels of a form, in the order they run.
+pub(crate) fn kernels(form: Form, chunk: usize, key_dim: usize) -> Vec<(&'static Kernel, Constants)> {
     match form {
         Form::Chunked => vec![
             (&GATES, vec![]),
-            (&PREPARE, vec![chunk_constant, pitch]),
-            (&STATE, vec![chunk_constant, key_stages, columns]),
-            (&OUTPUT, vec![chunk_constant, pitch]),
+            (&PREPARE, prepare_constants(chunk, false)),
+            (&STATE, state_constants(chunk, key_dim, false)),
+            (&OUTPUT, chunk_constants(chunk)),
         ],
-        Form::Recurrent => vec![(&GATES, vec![]), (&RECURRENT, vec![key_stages])],
+        Form::Recurrent => vec![(&GATES, vec![]), (&RECURRENT, vec![("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32)])],
     }
+}
+
+/// Workgroups of `efla_gates`.
+pub(super) fn gates_workgroups(sizes: &Sizes) -> u64 {
+    (sizes.sequences * sizes.tokens).div_ceil(64)
+}
+
+/// Workgroups of `efla_state`.
+pub(super) fn state_workgroups(sizes: &Sizes) -> u64 {
+    sizes.sequences * sizes.value_dim.div_ceil(state_columns(sizes.key_dim as usize) as u64)
 }
 
 /// A validated forward call of given sizes, from [`Efla::plan`].
@@ -149,38 +156,25 @@ pub(crate) fn kernels(form: Form, chunk: usize, key_dim: usize) -> Vec<(&'static
 pub struct EflaPlan {
     efla: Efla,
     shape: EflaShape,
+    sizes: Sizes,
     workspace: WorkspaceLayout,
-    chunks: usize,
-    gates: Part,
-    w: Part,
-    u: Part,
-    states: Part,
+    scratch: Scratch,
     spare: Part,
 }
 
 impl EflaPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape) -> Result<Self> {
         shape.validate()?;
-        let config = efla.config();
-        let limits = efla.gpu().limits();
-        let chunk = efla.chunk();
-        let chunks = match config.form {
-            Form::Chunked => shape.tokens.div_ceil(chunk),
-            Form::Recurrent => 0,
+        let chunk = match efla.config().form {
+            Form::Chunked => Some(efla.chunk()),
+            Form::Recurrent => None,
         };
-        let sequences = (shape.batch as u64).saturating_mul(shape.value_heads as u64);
-        let padded = sequences.saturating_mul(chunks as u64).saturating_mul(chunk as u64);
-        let (key_dim, value_dim) = (config.key_dim as u64, config.value_dim as u64);
-        let mut workspace = WorkspaceLayout::new(limits);
-        let gates = sequences.saturating_mul(shape.tokens as u64).saturating_mul(4);
-        let gates = workspace.reserve("workspace of the gates", gates)?;
-        let w = workspace.reserve("workspace of W", padded.saturating_mul(key_dim))?;
-        let u = workspace.reserve("workspace of U", padded.saturating_mul(value_dim))?;
-        let states = sequences.saturating_mul(chunks as u64).saturating_mul(key_dim * value_dim);
-        let states = workspace.reserve("workspace of the states", states)?;
+        let sizes = Sizes::new(efla.config(), shape, chunk);
+        let mut workspace = WorkspaceLayout::new(efla.gpu().limits());
+        let scratch = Scratch::reserve(&mut workspace, &sizes, 4)?;
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
-        Ok(EflaPlan { efla: efla.clone(), shape: *shape, workspace, chunks, gates, w, u, states, spare })
+        Ok(EflaPlan { efla: efla.clone(), shape: *shape, sizes, workspace, scratch, spare })
     }
 
     /// Bytes of device memory a call needs besides its tensors.
@@ -209,81 +203,53 @@ impl EflaPlan {
         tensors.v.check("v", &[batch, value_heads, tokens, config.value_dim], limits)?;
         tensors.beta.check("beta", &[batch, value_heads, tokens], limits)?;
         tensors.out.check_output("out", &[batch, value_heads, tokens, config.value_dim], limits)?;
+        let state = StateArguments {
+            before: ("initial_state", tensors.initial_state.as_ref()),
+            after: ("final_state", tensors.final_state.as_ref()),
+        };
+        state.check(&state_shape, limits)?;
         let mut inputs = vec![("q", &tensors.q), ("k", &tensors.k), ("v", &tensors.v), ("beta", &tensors.beta)];
-        let mut outputs = vec![("out", &tensors.out)];
-        if let Some(state) = &tensors.final_state {
-            state.check_output("final_state", &state_shape, limits)?;
-            outputs.push(("final_state", state));
-        }
-        let mut in_place = false;
-        if let Some(state) = &tensors.initial_state {
-            state.check("initial_state", &state_shape, limits)?;
-            in_place = tensors.final_state.as_ref().is_some_and(|final_state| final_state.is_same(state));
-            if !in_place {
-                inputs.push(("initial_state", state));
-            }
-        }
+        inputs.extend(state.input());
         let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
+        let mut outputs = vec![("out", &tensors.out)];
+        outputs.extend(state.output());
         outputs.push(("workspace", &workspace));
         check_overlaps(&outputs, &inputs)?;
 
-        let layout = |view: &Option<TensorView>| view.as_ref().map_or([0; 4], |view| view.layout(limits));
         let params = EflaParams {
             q: tensors.q.layout(limits),
             k: tensors.k.layout(limits),
             v: tensors.v.layout(limits),
             beta: tensors.beta.layout(limits),
-            initial_state: layout(&tensors.initial_state),
-            final_state: layout(&tensors.final_state),
             out: tensors.out.layout(limits),
-            batch: batch as u32,
-            value_heads: value_heads as u32,
-            group: self.shape.group() as u32,
-            tokens: tokens as u32,
-            chunks: self.chunks as u32,
-            key_dim: config.key_dim as u32,
-            value_dim: config.value_dim as u32,
-            integrator: match config.integrator {
-                Integrator::Exact => 0,
-                Integrator::Euler => 1,
-                Integrator::RungeKutta2 => 2,
-                Integrator::RungeKutta4 => 3,
-            },
-            normalize_q: u32::from(config.normalize_q),
-            normalize_k: u32::from(config.normalize_k),
-            state_source: if in_place { 2 } else { u32::from(tensors.initial_state.is_some()) },
-            has_final_state: u32::from(tensors.final_state.is_some()),
-            scale: config.scale() as f32,
-            ..Default::default()
+            ..EflaParams::new(config, &self.shape, &self.sizes).with_state(&state, limits)
         };
         let params = params_buffer(gpu, "efla", &params);
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
-        let part = |part: Part| part.of(&workspace);
-        let state_in = tensors.initial_state.as_ref().filter(|_| !in_place).and_then(bound);
-        let state_out = tensors.final_state.as_ref().map_or_else(|| Some(part(self.spare)), bound);
+        let part = |part: Part| Some(part.of(&workspace));
         let argument = |name: &str| match name {
             "q" => bound(&tensors.q),
             "k" => bound(&tensors.k),
             "v" => bound(&tensors.v),
             "beta" => bound(&tensors.beta),
             "out" => bound(&tensors.out),
-            "initial_state" => state_in.clone(),
-            "final_state" => state_out.clone(),
-            "gates" => Some(part(self.gates)),
-            "w" => Some(part(self.w)),
-            "u" => Some(part(self.u)),
-            "states" => Some(part(self.states)),
+            "initial_state" => state.input().and_then(|(_, view)| bound(view)),
+            "final_state" => state.output().map_or_else(|| part(self.spare), |(_, view)| bound(view)),
+            "gates" => part(self.scratch.gates),
+            "w" => part(self.scratch.w),
+            "u" => part(self.scratch.u),
+            "states" => part(self.scratch.states),
             _ => None,
         };
 
-        let sequences = batch as u64 * value_heads as u64;
+        let sizes = &self.sizes;
         let mut call = Call::default();
         for (kernel, constants) in kernels(config.form, self.efla.chunk(), config.key_dim) {
             let workgroups = match kernel.name {
-                "efla_gates" => (sequences * tokens as u64).div_ceil(64),
-                "efla_state" => sequences * config.value_dim.div_ceil(state_columns(config.key_dim)) as u64,
-                "efla_recurrent" => sequences * config.value_dim.div_ceil(RECURRENT_COLUMNS) as u64,
-                _ => sequences * self.chunks as u64,
+                "efla_gates" => gates_workgroups(sizes),
+                "efla_state" => state_workgroups(sizes),
+                "efla_recurrent" => sizes.sequences * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
+                _ => sizes.sequences * sizes.chunks,
             };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
             call.push(gpu, kernel, constants, &params, &arguments, workgroups)?;

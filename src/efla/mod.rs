@@ -1,7 +1,10 @@
 //! EFLA, error-free linear attention.
 
+pub(crate) mod backward;
+mod call;
 pub(crate) mod forward;
 
+pub use backward::EflaBackwardPlan;
 pub use forward::EflaPlan;
 
 use crate::attention::MAX_DIM;
@@ -170,15 +173,62 @@ impl EflaTensors {
     /// # Errors
     /// [`Error::Argument`] when either has not four dimensions.
     pub fn shape(&self) -> Result<EflaShape> {
-        match (self.q.shape(), self.v.shape()) {
-            (&[batch, heads, tokens, _], &[_, value_heads, _, _]) => {
-                Ok(EflaShape { batch, heads, value_heads, tokens })
-            }
-            (q, v) => {
-                let (name, shape) = if q.len() == 4 { ("v", v) } else { ("q", q) };
-                Err(Error::argument(name, format!("shape {shape:?}"), "[batch, heads, tokens, dim]"))
-            }
+        stated_shape(&self.q, &self.v)
+    }
+}
+
+fn stated_shape(q: &TensorView, v: &TensorView) -> Result<EflaShape> {
+    match (q.shape(), v.shape()) {
+        (&[batch, heads, tokens, _], &[_, value_heads, _, _]) => Ok(EflaShape { batch, heads, value_heads, tokens }),
+        (q, v) => {
+            let (name, shape) = if q.len() == 4 { ("v", v) } else { ("q", q) };
+            Err(Error::argument(name, format!("shape {shape:?}"), "[batch, heads, tokens, dim]"))
         }
+    }
+}
+
+/// The tensors of one backward call, in the shapes of [`EflaShape`]; a gradient has the shape of what it is the
+/// gradient of. All are f32 with the last dimension contiguous, and may be ranges of one buffer; outputs may not
+/// overlap anything, save that `d_initial_state` may be the very range of `d_final_state`.
+///
+/// Gradients are those of Σ d_out·out + Σ d_final_state·final_state. They are overwritten, not added to.
+#[derive(Debug, Clone)]
+pub struct EflaGradients {
+    /// Queries, as in the forward call.
+    pub q: TensorView,
+    /// Keys, as in the forward call.
+    pub k: TensorView,
+    /// Values, as in the forward call.
+    pub v: TensorView,
+    /// Step strengths β, as in the forward call.
+    pub beta: TensorView,
+    /// S before the first token, as it was before the forward call; zeros when absent.
+    pub initial_state: Option<TensorView>,
+    /// Gradient of out.
+    pub d_out: TensorView,
+    /// Gradient of final_state; zeros when absent.
+    pub d_final_state: Option<TensorView>,
+    /// Written; summed over the value heads that read a query.
+    pub d_q: TensorView,
+    /// Written; summed over the value heads that read a key.
+    pub d_k: TensorView,
+    /// Written.
+    pub d_v: TensorView,
+    /// Written.
+    pub d_beta: TensorView,
+    /// Written when given, whether or not initial_state is. With no token it is d_final_state.
+    pub d_initial_state: Option<TensorView>,
+    /// [`EflaBackwardPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
+    pub workspace: Option<TensorView>,
+}
+
+impl EflaGradients {
+    /// The sizes that q and v state.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when either has not four dimensions.
+    pub fn shape(&self) -> Result<EflaShape> {
+        stated_shape(&self.q, &self.v)
     }
 }
 
@@ -244,6 +294,24 @@ impl Efla {
     /// As [`Efla::plan`] and [`EflaPlan::bind`]; nothing is recorded then.
     pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaTensors) -> Result<()> {
         self.plan(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        Ok(())
+    }
+
+    /// Compiles the kernels of the backward pass if this is the first such plan, validates sizes and lays out the
+    /// workspace of a backward call. Nothing is kept from the forward pass, and its form does not matter.
+    ///
+    /// # Errors
+    /// As [`Efla::plan`], and [`Error::Gpu`] when a kernel doesn't compile.
+    pub fn plan_backward(&self, shape: &EflaShape) -> Result<EflaBackwardPlan> {
+        EflaBackwardPlan::new(self, shape)
+    }
+
+    /// Plans, binds and records a backward call in a compute pass of its own.
+    ///
+    /// # Errors
+    /// As [`Efla::plan_backward`] and [`EflaBackwardPlan::bind`]; nothing is recorded then.
+    pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaGradients) -> Result<()> {
+        self.plan_backward(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 }

@@ -4,12 +4,12 @@ use naga::proc::Layouter;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, StorageAccess, TypeInner};
 
-use super::{Kernel, Role, Variant, compose};
+use super::{Constants, Kernel, Role, Variant, compose};
 use crate::attention::{self, AttentionConfig, Method};
 use crate::efla::{self, Form};
 use crate::gpu::{MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES};
 
-type Compiled = (&'static Kernel, Vec<(&'static str, u32)>);
+type Compiled = (&'static Kernel, Constants);
 
 /// Every kernel with every set of constants that the operators compile.
 fn kernels() -> Vec<Compiled> {
@@ -33,6 +33,8 @@ fn kernels() -> Vec<Compiled> {
     for key_dim in dims {
         for chunk in [16, 32, 64] {
             kernels.extend(efla::forward::kernels(Form::Chunked, chunk, key_dim));
+            let backward = efla::backward::kernels(chunk, key_dim);
+            kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
         }
         kernels.extend(efla::forward::kernels(Form::Recurrent, 64, key_dim));
     }

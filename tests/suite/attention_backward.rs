@@ -1,15 +1,10 @@
 //! Gradients of attention against the float64 reference and the given cases.
 
-use std::sync::OnceLock;
-
 use continuous_attention::reference::attention as reference;
 use continuous_attention::reference::compare::{Quantity, Scale, attention_factor, compare, limit};
 use continuous_attention::*;
 
-fn gpu() -> &'static Gpu {
-    static GPU: OnceLock<Gpu> = OnceLock::new();
-    GPU.get_or_init(|| Gpu::new().expect("the tests need an adapter"))
-}
+use crate::harness::{Guarded, bits, case_count, gpu, normal, rng, widen};
 
 #[derive(Clone, Debug)]
 struct Problem {
@@ -26,14 +21,9 @@ struct Problem {
 
 type Gradients = Vec<(&'static str, Vec<f32>)>;
 
-fn f64s(x: &[f32]) -> Vec<f64> {
-    x.iter().map(|&x| f64::from(x)).collect()
-}
-
 impl Problem {
     fn random(rng: &mut fastrand::Rng, config: AttentionConfig, shape: AttentionShape, intervals: bool) -> Self {
-        let mut normal =
-            |n: usize| -> Vec<f32> { (0..n).map(|_| (0..6).map(|_| rng.f32() - 0.5).sum::<f32>() * 1.4).collect() };
+        let mut normal = |count: usize| normal(rng, count);
         let AttentionShape { batch, heads, kv_heads, queries, keys } = shape;
         let (d, dv) = (config.head_dim, config.value_dim);
         let q = normal(batch * heads * queries * d);
@@ -67,46 +57,38 @@ impl Problem {
         let lse = nan(&[batch, heads, queries]);
         let attention = Attention::new(gpu, self.config).unwrap();
         let plan = attention.plan_backward(&self.shape).unwrap();
-        let mut outputs = vec![("d_q", nan(q.shape())), ("d_k", nan(k.shape())), ("d_v", nan(v.shape()))];
+        let guarded = |shape: &[usize]| Guarded::new(gpu, Guarded::ODD, shape);
+        let mut outputs = vec![("d_q", guarded(q.shape())), ("d_k", guarded(k.shape())), ("d_v", guarded(v.shape()))];
         if let (Some(sink_k), Some(sink_v)) = (&sink_k, &sink_v) {
-            outputs.push(("d_sink_k", nan(sink_k.shape())));
-            outputs.push(("d_sink_v", nan(sink_v.shape())));
+            outputs.push(("d_sink_k", guarded(sink_k.shape())));
+            outputs.push(("d_sink_v", guarded(sink_v.shape())));
         }
         if let Some(intervals) = &intervals {
-            outputs.push(("d_intervals", nan(intervals.shape())));
+            outputs.push(("d_intervals", guarded(intervals.shape())));
         }
         let output = |name: &str| outputs.iter().find(|(n, _)| *n == name).map(|(_, tensor)| tensor.view());
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let forward = AttentionTensors {
-            sink_k: sink_k.clone(),
-            sink_v: sink_v.clone(),
-            intervals: intervals.clone(),
-            lse: Some(lse.view()),
-            ..AttentionTensors::new(q.clone(), k.clone(), v.clone(), out.view())
-        };
-        attention.forward(&mut encoder, &forward).unwrap();
-        let backward = AttentionGradients {
-            q,
-            k,
-            v,
             sink_k,
             sink_v,
             intervals,
-            out: out.view(),
-            lse: lse.view(),
-            d_out: up(&self.d_out, &[batch, heads, queries, dv]),
+            lse: Some(lse.view()),
+            ..AttentionTensors::new(q, k, v, out.view())
+        };
+        attention.forward(&mut encoder, &forward).unwrap();
+        let d_out = up(&self.d_out, &[batch, heads, queries, dv]);
+        let required = ["d_q", "d_k", "d_v"].map(|name| output(name).unwrap());
+        let backward = AttentionGradients {
             d_lse: self.d_lse.as_ref().map(|x| up(x, &[batch, heads, queries])),
-            d_q: output("d_q").unwrap(),
-            d_k: output("d_k").unwrap(),
-            d_v: output("d_v").unwrap(),
             d_sink_k: output("d_sink_k"),
             d_sink_v: output("d_sink_v"),
             d_intervals: output("d_intervals"),
             workspace: Some(nan(&[plan.workspace_bytes() as usize / 4]).view()),
+            ..AttentionGradients::new(&forward, lse.view(), d_out, required)
         };
         attention.backward(&mut encoder, &backward).unwrap();
         gpu.queue().submit([encoder.finish()]);
-        outputs.into_iter().map(|(name, tensor)| (name, gpu.read(&tensor).unwrap())).collect()
+        outputs.into_iter().map(|(name, tensor)| (name, tensor.read(gpu, name))).collect()
     }
 
     fn check(&self) -> f64 {
@@ -124,9 +106,9 @@ impl Problem {
 
     /// The float64 gradients and the factor on attention's limits.
     fn reference(&self) -> (reference::Gradients, f64) {
-        let (q, k, v) = (f64s(&self.q), f64s(&self.k), f64s(&self.v));
-        let sinks = self.sinks.as_ref().map(|(k, v, _)| (f64s(k), f64s(v)));
-        let intervals = self.intervals.as_deref().map(f64s);
+        let (q, k, v) = (widen(&self.q), widen(&self.k), widen(&self.v));
+        let sinks = self.sinks.as_ref().map(|(k, v, _)| (widen(k), widen(v)));
+        let intervals = self.intervals.as_deref().map(widen);
         let inputs = reference::Inputs {
             q: &q,
             k: &k,
@@ -135,9 +117,9 @@ impl Problem {
             sink_v: sinks.as_ref().map(|(_, v)| &v[..]),
             intervals: intervals.as_deref(),
         };
-        let d_lse = self.d_lse.as_deref().map(f64s);
+        let d_lse = self.d_lse.as_deref().map(widen);
         let want =
-            reference::backward(&self.config, &self.shape, &inputs, &f64s(&self.d_out), d_lse.as_deref()).unwrap();
+            reference::backward(&self.config, &self.shape, &inputs, &widen(&self.d_out), d_lse.as_deref()).unwrap();
         let factor = attention_factor(reference::largest_logit(&self.config, &self.shape, &inputs).unwrap());
         (want, factor)
     }
@@ -191,7 +173,7 @@ fn given_cases() {
         println!("{}", path.display());
         problem.check();
         for (name, got) in problem.run() {
-            let want = f64s(&case.expected[name].values);
+            let want = widen(&case.expected[name].values);
             let result = compare(&got, &want, limit(Quantity::Gradient, DType::F32), Scale::Tensor);
             assert!(result.passed(), "{}: {name}: {result:?}", path.display());
         }
@@ -200,10 +182,9 @@ fn given_cases() {
 
 #[test]
 fn random_configurations() {
-    let count = std::env::var("CONTINUOUS_ATTENTION_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
     let mut worst = 0f64;
-    for seed in 0..count {
-        let mut rng = fastrand::Rng::with_seed(seed);
+    for seed in 0..case_count(60) as u64 {
+        let rng = &mut rng(seed);
         let method = if rng.u8(0..4) == 0 { Method::Softmax } else { Method::Continuous };
         let sink = match method {
             Method::Softmax => Sink::None,
@@ -229,7 +210,7 @@ fn random_configurations() {
             keys: if rng.u8(0..20) == 0 { 0 } else { rng.usize(5..100) },
         };
         let intervals = rng.bool();
-        let problem = Problem::random(&mut rng, config, shape, intervals);
+        let problem = Problem::random(rng, config, shape, intervals);
         println!("{seed}: {config:?} {shape:?}");
         worst = worst.max(problem.check());
     }
@@ -239,7 +220,7 @@ fn random_configurations() {
 #[test]
 fn few_nodes() {
     for seed in 0..60 {
-        let mut rng = fastrand::Rng::with_seed(1000 + seed);
+        let rng = &mut rng(1000 + seed);
         let config = AttentionConfig {
             head_dim: rng.usize(1..20),
             value_dim: rng.usize(1..20),
@@ -256,16 +237,16 @@ fn few_nodes() {
             keys: rng.usize(0..5),
         };
         let intervals = rng.bool();
-        check_absolute(&Problem::random(&mut rng, config, shape, intervals));
+        check_absolute(&Problem::random(rng, config, shape, intervals));
     }
 }
 
 #[test]
 fn zero_d_out_gives_zeros_and_scaling_is_linear() {
-    let mut rng = fastrand::Rng::with_seed(7);
+    let rng = &mut rng(7);
     let config = AttentionConfig { head_dim: 12, value_dim: 9, sink: Sink::Given, ..Default::default() };
     let shape = AttentionShape { batch: 2, heads: 4, kv_heads: 2, queries: 45, keys: 70 };
-    let problem = Problem::random(&mut rng, config, shape, true);
+    let problem = Problem::random(rng, config, shape, true);
     let scaled = |factor: f32| {
         let scale = |x: &Vec<f32>| x.iter().map(|x| x * factor).collect::<Vec<_>>();
         Problem { d_out: scale(&problem.d_out), d_lse: problem.d_lse.as_ref().map(scale), ..problem.clone() }.run()
@@ -281,27 +262,27 @@ fn zero_d_out_gives_zeros_and_scaling_is_linear() {
     }
     // A repeated run is bit-equal.
     for ((name, one), (_, again)) in one.iter().zip(scaled(1.0)) {
-        assert!(one.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
+        assert_eq!(bits(one), bits(&again), "{name}");
     }
 }
 
 #[test]
 fn what_no_row_sees_gets_zero_and_its_nan_stays_there() {
-    let mut rng = fastrand::Rng::with_seed(8);
+    let rng = &mut rng(8);
     let config = AttentionConfig { head_dim: 8, value_dim: 40, window: Some(5), ..Default::default() };
     // 70 keys, the last 10 rows of them queried: rows see nodes 56 (= 61 − 5) to 70.
     let shape = AttentionShape { batch: 1, heads: 2, kv_heads: 1, queries: 10, keys: 70 };
-    let clean = Problem::random(&mut rng, config, shape, false);
+    let clean = Problem::random(rng, config, shape, false);
     let mut dirty = clean.clone();
     for token in 0..55 {
         dirty.k[token * 8..][..8].fill(f32::NAN);
         dirty.v[token * 40..][..40].fill(f32::INFINITY);
     }
     for ((name, clean), (_, dirty)) in clean.run().iter().zip(dirty.run()) {
-        assert!(clean.iter().zip(&dirty).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
-        let width = match name {
-            &"d_k" => 8,
-            &"d_v" => 40,
+        assert_eq!(bits(clean), bits(&dirty), "{name}");
+        let width = match *name {
+            "d_k" => 8,
+            "d_v" => 40,
             _ => continue,
         };
         assert!(clean[..55 * width].iter().all(|x| *x == 0.0), "{name}");
@@ -311,10 +292,10 @@ fn what_no_row_sees_gets_zero_and_its_nan_stays_there() {
 
 #[test]
 fn a_nan_row_spoils_only_what_it_sees() {
-    let mut rng = fastrand::Rng::with_seed(9);
+    let rng = &mut rng(9);
     let config = AttentionConfig { head_dim: 8, value_dim: 8, window: Some(5), ..Default::default() };
     let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 70, keys: 70 };
-    let clean = Problem::random(&mut rng, config, shape, false);
+    let clean = Problem::random(rng, config, shape, false);
     let mut dirty = clean.clone();
     // Row 40 has last node 41 and first node 36: tokens 35 to 40.
     dirty.d_out[40 * 8] = f32::NAN;
@@ -334,12 +315,12 @@ fn a_nan_row_spoils_only_what_it_sees() {
 
 #[test]
 fn numerics_at_every_step_size() {
-    let mut rng = fastrand::Rng::with_seed(10);
+    let rng = &mut rng(10);
     let config = AttentionConfig { head_dim: 4, value_dim: 5, ..Default::default() };
     let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 50, keys: 50 };
     // Steps from nearly 0 through both branches' border to very large.
     for size in [1e-4, 1e-2, 1.0, 3.0, 10.0, 30.0] {
-        let mut problem = Problem::random(&mut rng, config, shape, false);
+        let mut problem = Problem::random(rng, config, shape, false);
         problem.k.iter_mut().for_each(|x| *x *= size);
         problem.check();
     }
@@ -347,8 +328,8 @@ fn numerics_at_every_step_size() {
 
 #[test]
 fn a_long_sequence() {
-    let mut rng = fastrand::Rng::with_seed(11);
+    let rng = &mut rng(11);
     let config = AttentionConfig::default();
     let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 1000, keys: 1000 };
-    Problem::random(&mut rng, config, shape, true).check();
+    Problem::random(rng, config, shape, true).check();
 }

@@ -1,0 +1,73 @@
+// EFLA backward, last step of d_q and (with KEYS) d_k: the sum over the value heads that read a query or key, in a
+// fixed order, then the gradient through its norm if it was normalised,
+//
+//     d_x = (d − x̂(x̂·d))/|x|, and 0 for x = 0.
+//
+// A row has LANES invocations, which take its columns in turn.
+
+const LANES: u32 = 8u;
+const ROWS: u32 = 8u;
+const THREADS: u32 = LANES * ROWS;
+
+// x̂·d and x̂·x̂ over an invocation's columns.
+var<workgroup> dots: array<vec2<f32>, THREADS>;
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let i = workgroup_index(workgroup, workgroups) * ROWS + thread / LANES;
+    let heads = params.value_heads / params.group;
+    let exists = i < params.batch * heads * params.tokens;
+    let token = i % params.tokens;
+    let head = i / params.tokens % heads;
+    let batch = i / params.tokens / heads;
+    let sequence = batch * params.value_heads + head * params.group;
+    let rows = params.chunks * CHUNK;
+    let part0 = (sequence * rows + token) * params.key_dim;
+    let x_layout = select(params.q, params.k, KEYS == 1u);
+    let d_x_layout = select(params.d_q, params.d_k, KEYS == 1u);
+    let x_at = x_layout.x + batch * x_layout.y + head * x_layout.z + token * x_layout.w;
+    let d_x_at = d_x_layout.x + batch * d_x_layout.y + head * d_x_layout.z + token * d_x_layout.w;
+    // A loop over columns runs not at all for a row that does not exist.
+    let end = select(0u, params.key_dim, exists);
+
+    let normalized = select(params.normalize_q, params.normalize_k, KEYS == 1u) == 1u;
+    var divisor = 1.0;
+    var along = 0.0;
+    var is_zero = false;
+    if normalized {
+        if exists {
+            divisor = gates[4u * (sequence * params.tokens + token) + select(3u, 2u, KEYS == 1u)];
+        }
+        var partial = vec2(0.0);
+        for (var d = thread % LANES; d < end; d += LANES) {
+            let unit = x[x_at + d] / divisor;
+            for (var g = 0u; g < params.group; g++) {
+                partial.x += unit * w[part0 + g * rows * params.key_dim + d];
+            }
+            partial.y += unit * unit;
+        }
+        dots[thread] = partial;
+        workgroupBarrier();
+        var sum = vec2(0.0);
+        for (var lane = 0u; lane < LANES; lane++) {
+            sum += dots[thread / LANES * LANES + lane];
+        }
+        // x̂·x̂ is 1 but for the norm's own rounding, which must not leave a part along x.
+        is_zero = sum.y == 0.0;
+        along = sum.x / select(sum.y, 1.0, is_zero);
+    }
+    for (var d = thread % LANES; d < end; d += LANES) {
+        var value = 0.0;
+        for (var g = 0u; g < params.group; g++) {
+            value += w[part0 + g * rows * params.key_dim + d];
+        }
+        if normalized {
+            value = select((value - x[x_at + d] / divisor * along) / divisor, 0.0, is_zero);
+        }
+        d_x[d_x_at + d] = value;
+    }
+}

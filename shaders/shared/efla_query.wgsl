@@ -1,0 +1,10 @@
+// 4 columns of a query times scale (and over its norm, if asked for), 0 past the end of the sequence and of the query.
+fn load_query(place: Place, token: u32, column: u32) -> vec4<f32> {
+    if token >= params.tokens {
+        return vec4(0.0);
+    }
+    let base = params.q.x + place.batch * params.q.y + place.head * params.q.z + token * params.q.w;
+    let at = base + clamped(column, params.key_dim);
+    let x = vec4(q[at.x], q[at.y], q[at.z], q[at.w]) / load_gate(place, token).w;
+    return within(params.scale * x, column, params.key_dim);
+}

@@ -1,0 +1,176 @@
+//! What the calls of EFLA share: sizes, scratch memory, the state's two ends, parameters.
+
+use super::{EflaConfig, EflaShape, Integrator};
+use crate::error::Result;
+use crate::kernel::{Part, WorkspaceLayout};
+use crate::shader::params;
+use crate::tensor::TensorView;
+
+params! {
+    /// Parameters of every EFLA kernel; the vectors are [`TensorView::layout`]s.
+    EflaParams {
+        q: [u32; 4],
+        k: [u32; 4],
+        v: [u32; 4],
+        beta: [u32; 4],
+        /// Where a scan starts; the backward scan starts from d_final_state.
+        initial_state: [u32; 4],
+        /// Where a scan ends; the backward scan ends in d_initial_state.
+        final_state: [u32; 4],
+        out: [u32; 4],
+        d_out: [u32; 4],
+        d_q: [u32; 4],
+        d_k: [u32; 4],
+        d_v: [u32; 4],
+        d_beta: [u32; 4],
+        batch: u32,
+        value_heads: u32,
+        /// Value heads per query/key head.
+        group: u32,
+        tokens: u32,
+        chunks: u32,
+        key_dim: u32,
+        value_dim: u32,
+        integrator: u32,
+        normalize_q: u32,
+        normalize_k: u32,
+        /// 0 zeros, 1 initial_state, 2 final_state, updated in place.
+        state_source: u32,
+        has_final_state: u32,
+        scale: f32,
+        /// Whether efla_gates writes what only the backward pass needs.
+        with_rates: u32,
+        unused0: u32,
+        unused1: u32,
+    }
+}
+
+impl EflaParams {
+    /// Everything but the tensors' layouts.
+    pub fn new(config: &EflaConfig, shape: &EflaShape, sizes: &Sizes) -> Self {
+        EflaParams {
+            batch: shape.batch as u32,
+            value_heads: shape.value_heads as u32,
+            group: shape.group() as u32,
+            tokens: shape.tokens as u32,
+            chunks: sizes.chunks as u32,
+            key_dim: config.key_dim as u32,
+            value_dim: config.value_dim as u32,
+            integrator: match config.integrator {
+                Integrator::Exact => 0,
+                Integrator::Euler => 1,
+                Integrator::RungeKutta2 => 2,
+                Integrator::RungeKutta4 => 3,
+            },
+            normalize_q: config.normalize_q.into(),
+            normalize_k: config.normalize_k.into(),
+            scale: config.scale() as f32,
+            ..Default::default()
+        }
+    }
+
+    /// The same with the ends of a scan.
+    pub fn with_state(self, state: &StateArguments, limits: &wgpu::Limits) -> Self {
+        let layout = |view: Option<&TensorView>| view.map_or([0; 4], |view| view.layout(limits));
+        EflaParams {
+            initial_state: layout(state.before.1),
+            final_state: layout(state.after.1),
+            state_source: if state.in_place() { 2 } else { state.before.1.is_some().into() },
+            has_final_state: state.after.1.is_some().into(),
+            ..self
+        }
+    }
+}
+
+/// Sizes of a call, in u64: products of them are checked before they are narrowed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// Value heads of all batches.
+    pub sequences: u64,
+    pub tokens: u64,
+    /// Per sequence; 0 for a recurrent call.
+    pub chunks: u64,
+    /// Tokens of a sequence, padded to whole chunks.
+    pub rows: u64,
+    pub key_dim: u64,
+    pub value_dim: u64,
+}
+
+impl Sizes {
+    pub fn new(config: &EflaConfig, shape: &EflaShape, chunk: Option<usize>) -> Self {
+        let chunks = chunk.map_or(0, |chunk| shape.tokens.div_ceil(chunk)) as u64;
+        Sizes {
+            sequences: (shape.batch as u64).saturating_mul(shape.value_heads as u64),
+            tokens: shape.tokens as u64,
+            chunks,
+            rows: chunks.saturating_mul(chunk.unwrap_or(0) as u64),
+            key_dim: config.key_dim as u64,
+            value_dim: config.value_dim as u64,
+        }
+    }
+
+    /// Elements of `parts` for every sequence.
+    pub fn elements(&self, parts: &[u64]) -> u64 {
+        parts.iter().fold(self.sequences, |product, &part| product.saturating_mul(part))
+    }
+}
+
+/// What the first two passes of the chunked form leave in the workspace.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scratch {
+    /// `[B, H_v, T]` × what efla_gates writes.
+    pub gates: Part,
+    /// W, `[B, H_v, chunks·C, D_k]`.
+    pub w: Part,
+    /// U, then V_new, `[B, H_v, chunks·C, D_v]`.
+    pub u: Part,
+    /// The state before every chunk, `[B, H_v, chunks, D_k, D_v]`.
+    pub states: Part,
+}
+
+impl Scratch {
+    pub fn reserve(layout: &mut WorkspaceLayout, sizes: &Sizes, gate_elements: u64) -> Result<Self> {
+        let Sizes { tokens, chunks, rows, key_dim, value_dim, .. } = *sizes;
+        Ok(Scratch {
+            gates: layout.reserve("workspace of the gates", sizes.elements(&[tokens, gate_elements]))?,
+            w: layout.reserve("workspace of W", sizes.elements(&[rows, key_dim]))?,
+            u: layout.reserve("workspace of U", sizes.elements(&[rows, value_dim]))?,
+            states: layout.reserve("workspace of the states", sizes.elements(&[chunks, key_dim, value_dim]))?,
+        })
+    }
+}
+
+/// The two ends of a scan, by argument name: where it starts and what it writes at its end. Both may be absent, and
+/// both may be the same range.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StateArguments<'a> {
+    pub before: (&'static str, Option<&'a TensorView>),
+    pub after: (&'static str, Option<&'a TensorView>),
+}
+
+impl<'a> StateArguments<'a> {
+    pub fn check(&self, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+        if let (name, Some(view)) = self.before {
+            view.check(name, shape, limits)?;
+        }
+        if let (name, Some(view)) = self.after {
+            view.check_output(name, shape, limits)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the state is updated where it is.
+    pub fn in_place(&self) -> bool {
+        matches!((self.before.1, self.after.1), (Some(before), Some(after)) if before.is_same(after))
+    }
+
+    /// The start, if it is a range of its own.
+    pub fn input(&self) -> Option<(&'static str, &'a TensorView)> {
+        self.before.1.filter(|_| !self.in_place()).map(|view| (self.before.0, view))
+    }
+
+    /// The end.
+    pub fn output(&self) -> Option<(&'static str, &'a TensorView)> {
+        self.after.1.map(|view| (self.after.0, view))
+    }
+}

@@ -1,0 +1,183 @@
+//! Every option of EFLA, in both forms, at every chunk edge.
+
+use continuous_attention::{EflaConfig, EflaShape, Form, Integrator};
+
+use crate::harness::{EDGES, EflaCase, FORMS, bits, case_count, pick, rng};
+
+const INTEGRATORS: [Integrator; 4] =
+    [Integrator::Exact, Integrator::Euler, Integrator::RungeKutta2, Integrator::RungeKutta4];
+
+fn config(key_dim: usize, value_dim: usize) -> EflaConfig {
+    EflaConfig { key_dim, value_dim, ..Default::default() }
+}
+
+fn tokens(tokens: usize) -> EflaShape {
+    EflaShape { batch: 1, heads: 1, value_heads: 1, tokens }
+}
+
+/// The steps x = β|k|² at which every integrator is judged: |1 − γ| ≤ 0.9.
+fn judged_step(integrator: Integrator, rng: &mut fastrand::Rng) -> f64 {
+    let (low, high) = match integrator {
+        Integrator::Exact => (0.0, 6.0),
+        Integrator::Euler => (0.1, 1.9),
+        Integrator::RungeKutta2 => (0.11, 1.89),
+        Integrator::RungeKutta4 => (0.11, 2.7),
+    };
+    low + (high - low) * rng.f64()
+}
+
+/// A case whose steps its integrator can be judged at.
+fn judged(config: EflaConfig, shape: EflaShape, rng: &mut fastrand::Rng) -> EflaCase {
+    let case = EflaCase::random(config, shape, rng);
+    let mut steps = rng.fork();
+    case.with_key_lengths(|| 0.5 + 2.0 * rng.f64()).with_steps(|| judged_step(config.integrator, &mut steps))
+}
+
+#[test]
+fn options_together() {
+    let mut rng = rng(1);
+    let mut turn = 0;
+    for integrator in INTEGRATORS {
+        for (normalize_q, normalize_k) in [(false, false), (true, false), (false, true), (true, true)] {
+            for initial_state in [false, true] {
+                for length in [5, 64, 70, 150] {
+                    turn += 1;
+                    let base = config(3 + turn % 7, 2 + turn % 5);
+                    let config = EflaConfig { integrator, normalize_q, normalize_k, ..base };
+                    let (heads, value_heads) = [(1, 1), (2, 4), (1, 3), (2, 2)][turn % 4];
+                    let shape = EflaShape { batch: 1 + turn % 2, heads, value_heads, tokens: length };
+                    let mut case = judged(config, shape, &mut rng);
+                    if initial_state {
+                        case = case.with_initial_state(&mut rng);
+                    }
+                    case.check_all_forms();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_around_chunk_edges() {
+    let mut rng = rng(2);
+    for length in EDGES.into_iter().chain([15, 16, 17, 47, 48, 49, 192, 193]) {
+        let shape = EflaShape { value_heads: 2, ..tokens(length) };
+        EflaCase::random(config(5, 4), shape, &mut rng).with_initial_state(&mut rng).check_all_forms();
+    }
+}
+
+/// The state passes through, bit by bit, or starts as zeros.
+#[test]
+fn no_token() {
+    let mut rng = rng(3);
+    for (key_dim, value_dim) in [(5, 4), (33, 65), (100, 7), (256, 256)] {
+        let shape = EflaShape { batch: 2, heads: 1, value_heads: 2, tokens: 0 };
+        let fresh = EflaCase::random(config(key_dim, value_dim), shape, &mut rng);
+        let resumed = fresh.clone().with_initial_state(&mut rng);
+        for (form, chunk) in FORMS {
+            let got = fresh.in_form(form, chunk).run();
+            assert!(got.out.is_empty());
+            assert!(got.final_state.iter().all(|x| x.to_bits() == 0), "{}", fresh.label());
+            let got = resumed.in_form(form, chunk).run();
+            assert_eq!(bits(&got.final_state), bits(resumed.initial_state.as_ref().unwrap()), "{}", resumed.label());
+        }
+    }
+}
+
+#[test]
+fn no_sequence() {
+    let mut rng = rng(4);
+    let base = EflaShape { batch: 2, heads: 2, value_heads: 2, tokens: 3 };
+    for shape in [
+        EflaShape { batch: 0, ..base },
+        EflaShape { heads: 0, value_heads: 0, ..base },
+        EflaShape { value_heads: 0, ..base },
+        EflaShape { batch: 0, tokens: 0, ..base },
+    ] {
+        for initial_state in [false, true] {
+            for (form, chunk) in FORMS {
+                let mut case = EflaCase::random(config(5, 4), shape, &mut rng);
+                if initial_state {
+                    case = case.with_initial_state(&mut rng);
+                }
+                let got = case.in_form(form, chunk).run();
+                assert!(got.out.is_empty() && got.final_state.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn key_dims_around_tile_edges() {
+    let mut rng = rng(5);
+    for key_dim in EDGES {
+        let config = EflaConfig { normalize_k: key_dim % 2 == 0, ..config(key_dim, 5) };
+        EflaCase::random(config, tokens(70), &mut rng).with_initial_state(&mut rng).check_all_forms();
+    }
+}
+
+#[test]
+fn value_dims_around_tile_edges() {
+    let mut rng = rng(6);
+    for value_dim in EDGES {
+        EflaCase::random(config(5, value_dim), tokens(70), &mut rng).with_initial_state(&mut rng).check_all_forms();
+    }
+}
+
+#[test]
+fn unequal_and_large_dims() {
+    let mut rng = rng(7);
+    for (key_dim, value_dim) in [(256, 256), (255, 1), (1, 255), (65, 129), (129, 65), (64, 64), (1, 1)] {
+        let shape = EflaShape { batch: 2, heads: 1, value_heads: 2, tokens: 67 };
+        EflaCase::random(config(key_dim, value_dim), shape, &mut rng).with_initial_state(&mut rng).check_all_forms();
+    }
+}
+
+#[test]
+fn scales() {
+    let mut rng = rng(8);
+    for scale in [0.0, -0.7, 1e-3, 3.0] {
+        let config = EflaConfig { scale: Some(scale), ..config(6, 5) };
+        EflaCase::random(config, tokens(50), &mut rng).check_all_forms();
+    }
+}
+
+#[test]
+fn many_heads_and_sequences() {
+    let mut rng = rng(9);
+    for (batch, heads, value_heads) in [(1, 1, 32), (7, 3, 6), (3, 5, 5), (33, 1, 2)] {
+        let shape = EflaShape { batch, heads, value_heads, tokens: 20 };
+        EflaCase::random(config(4, 3), shape, &mut rng).with_initial_state(&mut rng).check_all_forms();
+    }
+}
+
+fn draw(rng: &mut fastrand::Rng) -> EflaCase {
+    let dim = |rng: &mut fastrand::Rng| if rng.u8(..4) == 0 { pick(rng, &EDGES) } else { rng.usize(1..=40) };
+    let heads = rng.usize(1..=3);
+    let config = EflaConfig {
+        key_dim: dim(rng),
+        value_dim: dim(rng),
+        integrator: pick(rng, &INTEGRATORS),
+        normalize_q: rng.bool(),
+        normalize_k: rng.bool(),
+        scale: pick(rng, &[None, None, Some(0.2), Some(1.0), Some(-0.3)]),
+        chunk: None,
+        form: Form::Chunked,
+    };
+    let length = if rng.bool() { pick(rng, &EDGES) } else { rng.usize(..200) };
+    let value_heads = heads * rng.usize(1..=3);
+    let shape = EflaShape { batch: rng.usize(1..=3), heads, value_heads, tokens: length };
+    let mut case = judged(config, shape, rng);
+    if rng.bool() {
+        case = case.with_initial_state(rng);
+    }
+    case
+}
+
+#[test]
+fn random_cases() {
+    for seed in 0..case_count(30) {
+        println!("seed {seed}");
+        draw(&mut rng(2000 + seed as u64)).check_all_forms();
+    }
+}
