@@ -124,9 +124,10 @@ impl Data {
                 let before =
                     if position > 0 { samples[position - 1] } else { Sample { year: now.year - self.gap, ..now } };
                 let (since_first, since_before) = (now.year - first.year, now.year - before.year);
-                let (sin, cos) = (TAU * now.year).sin_cos();
+                // Times count from the window's first reading: how long a year is is known, the season is not.
+                let (sin, cos) = (TAU * since_first).sin_cos();
                 // When the next reading is taken is known beforehand, what it says is not.
-                let rises = rises(now.year, next.year);
+                let rises = rises(since_first, next.year - first.year);
                 let features: [f64; FEATURES] = [
                     (now.ppm - first.ppm - self.trend * since_first) / 3.0,
                     (now.ppm - before.ppm) / self.change,
