@@ -27,9 +27,8 @@ fn main(
     let batch = index / (node_blocks * params.kv_heads);
     let k_base = params.k.x + batch * params.k.y + kv_head * params.k.z;
     let v_base = params.v.x + batch * params.v.y + kv_head * params.v.z;
-    let sink = select(0u, batch, params.sink_batch > 1u) * params.kv_heads + kv_head;
-    let sink_k = params.packed_sink_k + sink * params.head_dim;
-    let sink_v = params.packed_sink_v + sink * params.value_dim;
+    let sink_k = params.packed_sink_k + batch * params.sink_k_stride + kv_head * params.head_dim;
+    let sink_v = params.packed_sink_v + batch * params.sink_v_stride + kv_head * params.value_dim;
     let intervals = params.packed_intervals + batch * params.keys;
     let lengths = params.has_d_intervals == 1u;
 

@@ -75,9 +75,8 @@ fn main(
     let q_base = params.q.x + batch * params.q.y + head * params.q.z;
     let k_base = params.k.x + batch * params.k.y + kv_head * params.k.z;
     let v_base = params.v.x + batch * params.v.y + kv_head * params.v.z;
-    let sink = select(0u, batch, params.sink_batch > 1u) * params.kv_heads + kv_head;
-    let sink_k = params.packed_sink_k + sink * params.head_dim;
-    let sink_v = params.packed_sink_v + sink * params.value_dim;
+    let sink_k = params.packed_sink_k + batch * params.sink_k_stride + kv_head * params.head_dim;
+    let sink_v = params.packed_sink_v + batch * params.sink_v_stride + kv_head * params.value_dim;
     let intervals = params.packed_intervals + batch * params.keys;
 
     let row0 = block * BLOCK_Q;
@@ -285,8 +284,9 @@ fn main(
             if CONTINUOUS == 1u && nodes.x == nodes.y {
                 // One node and no segment: the limit of a shrinking interval.
                 result = load_v(v_base, sink_v, nodes.x, column);
-            } else if sum != 0.0 {
-                result = sums[4u * stage + r] / sum;
+            } else {
+                // Not `sum != 0.0`, which is false for a NaN: rows that see one must not look like rows of 0.
+                result = select(sums[4u * stage + r] / sum, vec4(0.0), sum == 0.0);
             }
             for (var c = 0u; c < min(4u, params.value_dim - min(column, params.value_dim)); c++) {
                 out[out_base + row * params.out.w + column + c] = result[c];

@@ -6,8 +6,8 @@
 // Euler and Runge–Kutta steps replace φ̄ by 1, 1 − x/2 and 1 − x/2 + x²/6 − x³/24. Neither an epsilon nor expm1: near 0
 // φ̄ = e^{−x}(1 + x φ₂(x)).
 //
-// One invocation a token. Writes (γ, c, divisor of k, divisor of q) to gates [B, H_v, T, 4]; a divisor is the norm, or 1
-// where the norm is 0 or must not divide.
+// One invocation a token. Writes (γ, c, divisor of k, divisor of q) to gates [B, H_v, T, 4]; a divisor is the norm, or
+// 1 where the norm is 0 or must not divide.
 //
 // The backward pass also needs, behind them as another [B, H_v, T, 4], the rates
 //
@@ -19,37 +19,49 @@ const THREADS: u32 = 64u;
 const EXACT: u32 = 0u;
 const RUNGE_KUTTA_2: u32 = 2u;
 
-// Norms are scaled by the largest component: 1e-30 and 1e30 both have one.
-fn norm_k(base: u32) -> f32 {
+// The power of 2 at or below a length, by which vectors are scaled: 1e-30 and 1e30 both have a norm, and no component
+// is rounded. Its inverse stays a normal number. 0 for a length that is 0 or denormal.
+fn power_of_two(length: f32) -> f32 {
+    return min(bitcast<f32>(bitcast<u32>(length) & 0x7f800000u), 8.507059e37);
+}
+
+// (power of 2, |k/power|²); (0, 0) for k = 0.
+fn square_k(base: u32) -> vec2<f32> {
     var top = 0.0;
     for (var i = 0u; i < params.key_dim; i++) {
         top = max(top, abs(k[base + i]));
     }
-    if top == 0.0 {
-        return 0.0;
+    let power = power_of_two(top);
+    if power == 0.0 {
+        return vec2(0.0);
     }
-    var sum = 0.0;
+    // Summed in 4 parts: x = β|k|² decides how much is forgotten, and Runge–Kutta steps amplify its rounding.
+    let scale = 1.0 / power;
+    var sum = vec4(0.0);
     for (var i = 0u; i < params.key_dim; i++) {
-        let x = k[base + i] / top;
-        sum += x * x;
+        let x = k[base + i] * scale;
+        sum[i % 4u] += x * x;
     }
-    return top * sqrt(sum);
+    return vec2(power, (sum.x + sum.y) + (sum.z + sum.w));
 }
 
-fn norm_q(base: u32) -> f32 {
+// The same of a query.
+fn square_q(base: u32) -> vec2<f32> {
     var top = 0.0;
     for (var i = 0u; i < params.key_dim; i++) {
         top = max(top, abs(q[base + i]));
     }
-    if top == 0.0 {
-        return 0.0;
+    let power = power_of_two(top);
+    if power == 0.0 {
+        return vec2(0.0);
     }
-    var sum = 0.0;
+    let scale = 1.0 / power;
+    var sum = vec4(0.0);
     for (var i = 0u; i < params.key_dim; i++) {
-        let x = q[base + i] / top;
-        sum += x * x;
+        let x = q[base + i] * scale;
+        sum[i % 4u] += x * x;
     }
-    return top * sqrt(sum);
+    return vec2(power, (sum.x + sum.y) + (sum.z + sum.w));
 }
 
 @compute @workgroup_size(THREADS)
@@ -67,16 +79,22 @@ fn main(
     let batch = i / params.tokens / params.value_heads;
     let head = value_head / params.group;
 
-    let key_norm = norm_k(params.k.x + batch * params.k.y + head * params.k.z + token * params.k.w);
+    let key_square = square_k(params.k.x + batch * params.k.y + head * params.k.z + token * params.k.w);
+    let key_norm = key_square.x * sqrt(key_square.y);
     let key_divisor = select(key_norm, 1.0, key_norm == 0.0);
     var query_divisor = 1.0;
     if params.normalize_q == 1u {
-        let norm = norm_q(params.q.x + batch * params.q.y + head * params.q.z + token * params.q.w);
+        let query_square = square_q(params.q.x + batch * params.q.y + head * params.q.z + token * params.q.w);
+        let norm = query_square.x * sqrt(query_square.y);
         query_divisor = select(norm, 1.0, norm == 0.0);
     }
-    let size = select(key_norm, key_norm / key_divisor, params.normalize_k == 1u);
     let strength = beta[params.beta.x + batch * params.beta.y + value_head * params.beta.z + token * params.beta.w];
-    let x = strength * size * size;
+    var size = key_norm;
+    var x = strength * key_square.x * key_square.x * key_square.y;
+    if params.normalize_k == 1u {
+        size = select(1.0, 0.0, key_norm == 0.0);
+        x = strength * size;
+    }
 
     var gamma: f32;
     var c: f32;
@@ -85,8 +103,8 @@ fn main(
     var h_size: f32;
     var alpha_by_beta: f32;
     if params.integrator == EXACT {
-        // Beyond, e is 0 either way, and x may be infinite.
-        let e = exp(-min(x, 200.0));
+        // Beyond, e is 0 either way, and x may be infinite. Not `min`, which would lose a NaN.
+        let e = exp(-select(x, 200.0, x > 200.0));
         if abs(x) < 1.5 {
             let y = vec4(x * x);
             let phi_2 = phi_even(y).x + x * phi_odd(y).x;

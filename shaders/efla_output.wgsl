@@ -1,6 +1,7 @@
 // EFLA, pass 3 of 3, all chunks in parallel:
 //
-//     O = scale (Q S + P V_new)   [C, D_k] x [D_k, D_v] + [C, C] x [C, D_v]        P = lower_incl(Q K̂ᵀ)  [C, D_k] x [D_k, C]
+//     O = scale (Q S + P V_new)  [C, D_k] x [D_k, D_v] + [C, C] x [C, D_v]
+//     P = lower_incl(Q K̂ᵀ)  [C, D_k] x [D_k, C]
 //
 // with S the state before the chunk and V_new from pass 2.
 

@@ -98,8 +98,12 @@ fn main(
         for (var n = 0u; n < CHUNK; n++) {
             let l = select(n, CHUNK - 1u - n, REVERSE == 1u);
             let t_l = t[l / 4u][l % 4u];
-            let end = select(BLOCKS, l / 4u + 1u, REVERSE == 1u);
-            for (var i = select(l / 4u, 0u, REVERSE == 1u); i < end; i++) {
+            // The zeros of a diagonal block are selected: a NaN in row l may not reach the rows above it.
+            let own = 4u * (l / 4u) + vec4(0u, 1u, 2u, 3u);
+            let kept = select(own > vec4(l), own < vec4(l), vec4(REVERSE == 1u));
+            t[l / 4u] -= select(vec4(0.0), matrix[l * BLOCKS + l / 4u] * t_l, kept);
+            let end = select(BLOCKS, l / 4u, REVERSE == 1u);
+            for (var i = select(l / 4u + 1u, 0u, REVERSE == 1u); i < end; i++) {
                 t[i] -= matrix[l * BLOCKS + i] * t_l;
             }
         }
@@ -147,10 +151,11 @@ fn main(
         for (var j = select(0u, 4u * y, REVERSE == 1u); j < end; j++) {
             let t_j = matrix[j * BLOCKS + y];
             let value = stage[j * PITCH + x];
-            sum0 += t_j.x * value;
-            sum1 += t_j.y * value;
-            sum2 += t_j.z * value;
-            sum3 += t_j.w * value;
+            let kept = select(rows >= vec4(j), rows <= vec4(j), vec4(REVERSE == 1u));
+            sum0 += select(vec4(0.0), t_j.x * value, kept.x);
+            sum1 += select(vec4(0.0), t_j.y * value, kept.y);
+            sum2 += select(vec4(0.0), t_j.z * value, kept.z);
+            sum3 += select(vec4(0.0), t_j.w * value, kept.w);
         }
         var sums = array<vec4<f32>, 4>(sum0, sum1, sum2, sum3);
         let column = column0 + 4u * x;

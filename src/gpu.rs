@@ -133,10 +133,14 @@ impl Gpu {
 
     /// Every adapter of this machine, in the order that [`AdapterChoice::Index`] counts.
     pub async fn adapters() -> Vec<wgpu::Adapter> {
-        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
-        // Validation layers, where a debug build finds them, check the driver's user, not this crate's shaders.
-        descriptor.flags = wgpu::InstanceFlags::empty().with_env();
-        let instance = wgpu::Instance::new(descriptor);
+        // One instance for all: wgpu tells devices of one instance apart, but panics on a buffer of another instance.
+        #[cfg(not(target_arch = "wasm32"))]
+        let instance = {
+            static INSTANCE: std::sync::OnceLock<wgpu::Instance> = std::sync::OnceLock::new();
+            INSTANCE.get_or_init(instance)
+        };
+        #[cfg(target_arch = "wasm32")]
+        let instance = instance();
         instance.enumerate_adapters(wgpu::Backends::all()).await
     }
 
@@ -208,6 +212,13 @@ impl Gpu {
         pipelines.insert(variant.key(), pipeline.clone());
         Ok(pipeline)
     }
+}
+
+fn instance() -> wgpu::Instance {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
+    // Validation layers, where a debug build finds them, check the driver's user, not this crate's shaders.
+    descriptor.flags = wgpu::InstanceFlags::empty().with_env();
+    wgpu::Instance::new(descriptor)
 }
 
 /// Features that some kernel or measurement can use. A named list: requesting all that an adapter lists fails on

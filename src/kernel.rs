@@ -302,9 +302,9 @@ impl Gpu {
         let Some(given) = given else {
             return Ok(TensorView::new(&self.allocate("workspace", bytes, None)?, 0, &[elements]));
         };
-        let align = u64::from(self.limits().min_storage_buffer_offset_alignment);
-        if given.offset * 4 % align != 0 {
-            let got = format!("byte offset {}", given.offset * 4);
+        let align = u64::from(self.limits().min_storage_buffer_offset_alignment / 4).max(1);
+        if !given.offset.is_multiple_of(align) {
+            let got = format!("offset {} (in elements)", given.offset);
             return Err(Error::argument("workspace", got, format!("a multiple of {align}")));
         }
         match given.shape() {

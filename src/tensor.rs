@@ -96,14 +96,15 @@ impl TensorView {
 
     /// Range of the buffer that the view touches, in bytes. Only for views that passed [`TensorView::check`].
     pub(crate) fn bytes(&self) -> std::ops::Range<u64> {
-        let start = self.offset * 4;
-        start..start + self.reach().unwrap_or(0) * 4
+        // The offset of an empty view was not checked.
+        let start = self.offset.saturating_mul(4);
+        start..start.saturating_add(self.reach().unwrap_or(0).saturating_mul(4))
     }
 
     /// Whether the two touch a common byte of one buffer.
     pub(crate) fn overlaps(&self, other: &TensorView) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
-        self.buffer == other.buffer && a.start < b.end && b.start < a.end
+        self.buffer == other.buffer && a.start.max(b.start) < a.end.min(b.end)
     }
 
     /// Whether both are the very same elements in the same order.
@@ -168,6 +169,7 @@ impl TensorView {
     pub(crate) fn check_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
         self.check(name, shape, limits)?;
         if self.is_empty() {
+            // Its strides say nothing.
             return Ok(());
         }
         let mut dimensions: Vec<_> =
@@ -187,8 +189,8 @@ impl TensorView {
     /// What a shader needs to index the view, given that its buffer is bound at an aligned offset at or before the
     /// first element: (offset from there, strides of the leading dimensions, missing ones 0).
     pub(crate) fn layout(&self, limits: &wgpu::Limits) -> [u32; 4] {
-        let align = u64::from(limits.min_storage_buffer_offset_alignment);
-        let mut layout = [(self.offset * 4 % align / 4) as u32, 0, 0, 0];
+        let align = u64::from(limits.min_storage_buffer_offset_alignment / 4).max(1);
+        let mut layout = [(self.offset % align) as u32, 0, 0, 0];
         for (slot, &stride) in layout[1..].iter_mut().zip(&self.strides) {
             *slot = stride as u32;
         }

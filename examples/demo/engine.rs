@@ -3,8 +3,8 @@
 use crate::exact;
 use continuous_attention::case::{Case, CaseTensor, Operation};
 use continuous_attention::{
-    AdapterChoice, Attention, AttentionConfig, AttentionShape, AttentionTensors, DType, Efla, EflaConfig, EflaShape,
-    EflaTensors, Error, Gpu, GpuOptions, Result, Tensor, TensorView, wgpu,
+    AdapterChoice, Attention, AttentionConfig, AttentionGradients, AttentionShape, AttentionTensors, DType, Efla,
+    EflaConfig, EflaGradients, EflaShape, EflaTensors, Error, Gpu, GpuOptions, Result, Tensor, TensorView, wgpu,
 };
 use std::collections::BTreeMap;
 
@@ -107,18 +107,31 @@ fn attention(gpu: &Gpu, case: &Case, config: &AttentionConfig, shape: &Attention
     let operator = Attention::new(gpu, *config)?;
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     operator.forward(&mut encoder, &tensors)?;
-    // Gradients, when the case has d_out: the backward pass goes here, into the same encoder, on `tensors` (lse and
-    // out included), d_out and d_lse, with results.add("d_q", …) and so on for each gradient of the case.
+    if let (Some(d_out), Some(lse)) = (input(gpu, case, "d_out")?, &tensors.lse) {
+        let [d_q, d_k, d_v] = [("d_q", &tensors.q), ("d_k", &tensors.k), ("d_v", &tensors.v)]
+            .map(|(name, of)| results.add(name, of.shape()));
+        let mut optional =
+            |name, of: &Option<TensorView>| of.as_ref().map(|of| results.add(name, of.shape())).transpose();
+        let gradients = AttentionGradients {
+            d_lse: input(gpu, case, "d_lse")?,
+            d_sink_k: optional("d_sink_k", &tensors.sink_k)?,
+            d_sink_v: optional("d_sink_v", &tensors.sink_v)?,
+            d_intervals: optional("d_intervals", &tensors.intervals)?,
+            ..AttentionGradients::new(&tensors, lse.clone(), d_out, [d_q?, d_k?, d_v?])
+        };
+        operator.backward(&mut encoder, &gradients)?;
+    }
     gpu.queue().submit([encoder.finish()]);
     results.read()
 }
 
 fn efla(gpu: &Gpu, case: &Case, config: &EflaConfig, shape: &EflaShape) -> Result<Tensors> {
     let EflaShape { batch, value_heads, tokens, .. } = *shape;
+    let state = [batch, value_heads, config.key_dim, config.value_dim];
     let mut results = Results::new(gpu);
     let tensors = EflaTensors {
         initial_state: input(gpu, case, "initial_state")?,
-        final_state: Some(results.add("final_state", &[batch, value_heads, config.key_dim, config.value_dim])?),
+        final_state: Some(results.add("final_state", &state)?),
         ..EflaTensors::new(
             needed_input(gpu, case, "q")?,
             needed_input(gpu, case, "k")?,
@@ -130,8 +143,17 @@ fn efla(gpu: &Gpu, case: &Case, config: &EflaConfig, shape: &EflaShape) -> Resul
     let operator = Efla::new(gpu, *config)?;
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     operator.forward(&mut encoder, &tensors)?;
-    // Gradients, when the case has d_out: the backward pass goes here, into the same encoder, on `tensors`, d_out and
-    // d_final_state, with results.add("d_q", …) and so on for each gradient.
+    if let Some(d_out) = input(gpu, case, "d_out")? {
+        let [d_q, d_k, d_v, d_beta] =
+            [("d_q", &tensors.q), ("d_k", &tensors.k), ("d_v", &tensors.v), ("d_beta", &tensors.beta)]
+                .map(|(name, of)| results.add(name, of.shape()));
+        let gradients = EflaGradients {
+            d_final_state: input(gpu, case, "d_final_state")?,
+            d_initial_state: Some(results.add("d_initial_state", &state)?),
+            ..EflaGradients::new(&tensors, d_out, [d_q?, d_k?, d_v?, d_beta?])
+        };
+        operator.backward(&mut encoder, &gradients)?;
+    }
     gpu.queue().submit([encoder.finish()]);
     results.read()
 }

@@ -87,13 +87,14 @@ impl Check {
         Check { name, comparison, judged: limits.unjudged.is_none() }
     }
 
-    /// Compares every result that the device gave with float64; `name` makes a name of that of a tensor.
+    /// Compares every result with float64, one that the device did not give too; `name` makes a name of that of a
+    /// tensor.
     pub fn all(got: &Tensors, want: &Exacts, limits: &Limits, name: impl Fn(&str) -> String) -> Vec<Check> {
-        let check = |(tensor, got): (&String, &continuous_attention::case::CaseTensor)| {
-            let want = want.get(tensor).map_or(&[][..], |want| &want.values);
-            Check::new(name(tensor), tensor, &got.values, want, limits)
+        let check = |(tensor, want): (&String, &crate::exact::Exact)| {
+            let got = got.get(tensor).map_or(&[][..], |got| &got.values);
+            Check::new(name(tensor), tensor, got, &want.values, limits)
         };
-        got.iter().map(check).collect()
+        want.iter().map(check).collect()
     }
 
     /// Whether the result is as it should be, or nothing is promised about it.

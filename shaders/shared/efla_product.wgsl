@@ -141,13 +141,22 @@ fn add_product_transposed(tile: Tile, sums: ptr<function, mat4x4<f32>>) {
     }
 }
 
-// sums += matrix x right  [C, C] x [C, COLUMNS], whose matrix is lower or upper triangular.
+// sums += matrix x right  [C, C] x [C, COLUMNS], whose matrix is lower or upper triangular. The zeros of a diagonal
+// block are selected: a later token's NaN may not reach a row.
 fn add_triangle(tile: Tile, mask: u32, sums: ptr<function, mat4x4<f32>>) {
     let upper = mask >= UPPER;
+    let rows = 4u * tile.y + vec4(0u, 1u, 2u, 3u);
+    let zero = vec4(0.0);
     let end = select(4u * tile.y + 4u, CHUNK, upper);
     for (var j = select(0u, 4u * tile.y, upper); j < end; j++) {
         let m_j = matrix[j * BLOCKS + tile.y];
         let value = right[j * PITCH + tile.x];
-        *sums += mat4x4(m_j.x * value, m_j.y * value, m_j.z * value, m_j.w * value);
+        let kept = select(rows >= vec4(j), rows <= vec4(j), vec4(upper));
+        *sums += mat4x4(
+            select(zero, m_j.x * value, kept.x),
+            select(zero, m_j.y * value, kept.y),
+            select(zero, m_j.z * value, kept.z),
+            select(zero, m_j.w * value, kept.w),
+        );
     }
 }

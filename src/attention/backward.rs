@@ -1,6 +1,8 @@
 //! The backward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Operands, check_sizes, packed_elements, three_dimensions};
+use super::operands::{
+    AttentionParams, BLOCK_K, BLOCK_Q, Operands, check_sizes, is_shared, packed_elements, three_dimensions,
+};
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Method, Sink};
 use crate::error::{Error, Result};
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
@@ -187,9 +189,9 @@ impl AttentionBackwardPlan {
         let sinks = if config.sink == Sink::Given { sequences } else { 0 };
         let rows = packed_elements(config, shape);
         let d_sink_k = rows.saturating_add(rows_elements);
-        let d_sink_v = d_sink_k.saturating_add(sinks * config.head_dim as u64);
-        let d_intervals = d_sink_v.saturating_add(sinks * config.value_dim as u64);
-        let lengths = if config.method == Method::Continuous { sequences * shape.keys as u64 } else { 0 };
+        let d_sink_v = d_sink_k.saturating_add(sinks.saturating_mul(config.head_dim as u64));
+        let d_intervals = d_sink_v.saturating_add(sinks.saturating_mul(config.value_dim as u64));
+        let lengths = if config.method == Method::Continuous { sequences.saturating_mul(shape.keys as u64) } else { 0 };
         let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
         let all = workspace.reserve("workspace of the gradients", d_intervals.saturating_add(lengths))?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
@@ -288,18 +290,19 @@ impl AttentionBackwardPlan {
         let d_k = bound(&tensors.d_k).or_else(|| spare(&self.spare[0]));
         let d_v = bound(&tensors.d_v).or_else(|| spare(&self.spare[1]));
         let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
-        let workgroups = (keys / own_nodes + 1) as u64 * sequences;
+        // Without a token only a given sink has a gradient.
+        let node_blocks = if keys > 0 || config.sink == Sink::Given { (keys / own_nodes + 1) as u64 } else { 0 };
+        let workgroups = node_blocks * sequences;
         let arguments = [q, k, v, d_out, Some(all.clone()), d_k, d_v];
         call.push(gpu, &DKV, constants(config), &params, &arguments, workgroups)?;
 
         // Sinks of batch 1 gather from every batch, intervals from every head.
         let (kv_heads, keys) = (kv_heads as u64, keys as u64);
-        let shared_sink = operands.sink_batch(batch) == 1;
         for (gradient, source, size) in [
             (&tensors.d_sink_k, self.d_sink_k, kv_heads * config.head_dim as u64),
             (&tensors.d_sink_v, self.d_sink_v, kv_heads * config.value_dim as u64),
         ] {
-            let count = if shared_sink { batch as u64 } else { 1 };
+            let count = if gradient.as_ref().is_some_and(is_shared) { batch as u64 } else { 1 };
             self.reduce(&mut call, gradient.as_ref(), &all, [source, size, count, size])?;
         }
         let lengths = [self.d_intervals, kv_heads * keys, kv_heads, keys];

@@ -44,7 +44,7 @@ impl AttentionPlan {
     pub(super) fn new(attention: &Attention, shape: &AttentionShape) -> Result<Self> {
         check_sizes(shape)?;
         let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
-        let packed = workspace.reserve("packed inputs", packed_elements(attention.config(), shape))?;
+        let packed = workspace.reserve("workspace of packed inputs", packed_elements(attention.config(), shape))?;
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
         Ok(AttentionPlan { attention: attention.clone(), shape: *shape, workspace, packed, spare })

@@ -40,7 +40,9 @@ params! {
         first_node: i32,
         /// 0 zero, 1 first, 2 given, 3 none.
         sink: u32,
-        sink_batch: u32,
+        /// Elements of a batch's sinks, 0 if all batches share one.
+        sink_k_stride: u32,
+        sink_v_stride: u32,
         has_intervals: u32,
         has_lse: u32,
         has_d_lse: u32,
@@ -54,7 +56,6 @@ params! {
         d_sink_k_partial: u32,
         d_sink_v_partial: u32,
         d_intervals_partial: u32,
-        unused0: u32,
     }
 }
 
@@ -120,7 +121,7 @@ pub(super) fn packed_elements(config: &AttentionConfig, shape: &AttentionShape) 
     let batch = shape.batch as u64;
     let sinks = if config.sink == Sink::Given { batch.max(1) * shape.kv_heads as u64 } else { 0 };
     let intervals = if config.method == Method::Continuous { batch * shape.keys as u64 } else { 0 };
-    sinks * (config.head_dim + config.value_dim) as u64 + intervals
+    sinks.saturating_mul((config.head_dim + config.value_dim) as u64).saturating_add(intervals)
 }
 
 impl<'a> Operands<'a> {
@@ -139,7 +140,8 @@ impl<'a> Operands<'a> {
         for (name, sink, dim) in [("sink_k", self.sink_k, config.head_dim), ("sink_v", self.sink_v, config.value_dim)] {
             match (sink, config.sink == Sink::Given) {
                 (Some(sink), true) => {
-                    sink.check(name, &[self.sink_batch(batch), kv_heads, dim], limits)?;
+                    let sinks = if is_shared(sink) { 1 } else { batch };
+                    sink.check(name, &[sinks, kv_heads, dim], limits)?;
                     inputs.push((name, sink));
                 }
                 (None, true) => return Err(Error::argument(name, "none", "a tensor, since the sink is Sink::Given")),
@@ -158,11 +160,6 @@ impl<'a> Operands<'a> {
             inputs.push(("intervals", intervals));
         }
         Ok(inputs)
-    }
-
-    /// Leading size of the sinks: 1 if sink_k says so, else B.
-    pub fn sink_batch(&self, batch: usize) -> usize {
-        if self.sink_k.is_some_and(|sink| sink.shape().first() == Some(&1)) { 1 } else { batch }
     }
 
     /// Records the copies of sinks and intervals into the start of the workspace.
@@ -195,6 +192,10 @@ impl<'a> Operands<'a> {
         let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
         // An ordinary row's window counts tokens, of which a lone node is one; segments lie between nodes.
         let lone = usize::from(config.method == Method::Softmax);
+        let sink_stride = |sink: Option<&TensorView>| match sink {
+            Some(view) if !is_shared(view) => (view.shape()[1] * view.shape()[2]) as u32,
+            _ => 0,
+        };
         AttentionParams {
             q: self.q.layout(limits),
             k: self.k.layout(limits),
@@ -218,7 +219,8 @@ impl<'a> Operands<'a> {
                 Sink::Given => 2,
                 Sink::None => 3,
             },
-            sink_batch: self.sink_batch(batch) as u32,
+            sink_k_stride: sink_stride(self.sink_k),
+            sink_v_stride: sink_stride(self.sink_v),
             has_intervals: u32::from(self.intervals.is_some()),
             scale: config.scale() as f32,
             packed_sink_k: packed.sink_k,
@@ -227,6 +229,11 @@ impl<'a> Operands<'a> {
             ..Default::default()
         }
     }
+}
+
+/// Whether all batches share one sink.
+pub(super) fn is_shared(sink: &TensorView) -> bool {
+    sink.shape().first() == Some(&1)
 }
 
 /// Layout and sizes of a view of 2 or 3 dimensions as one of 3.

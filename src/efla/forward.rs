@@ -159,7 +159,8 @@ pub struct EflaPlan {
     sizes: Sizes,
     workspace: WorkspaceLayout,
     scratch: Scratch,
-    spare: Part,
+    /// Where a final state nobody asked for and an output without tokens are bound.
+    spare: [Part; 2],
 }
 
 impl EflaPlan {
@@ -172,7 +173,7 @@ impl EflaPlan {
         let sizes = Sizes::new(efla.config(), shape, chunk);
         let mut workspace = WorkspaceLayout::new(efla.gpu().limits());
         let scratch = Scratch::reserve(&mut workspace, &sizes, 4)?;
-        let spare = workspace.reserve("workspace", 1)?;
+        let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
         Ok(EflaPlan { efla: efla.clone(), shape: *shape, sizes, workspace, scratch, spare })
     }
@@ -232,9 +233,9 @@ impl EflaPlan {
             "k" => bound(&tensors.k),
             "v" => bound(&tensors.v),
             "beta" => bound(&tensors.beta),
-            "out" => bound(&tensors.out),
+            "out" => bound(&tensors.out).or_else(|| part(self.spare[1])),
             "initial_state" => state.input().and_then(|(_, view)| bound(view)),
-            "final_state" => state.output().map_or_else(|| part(self.spare), |(_, view)| bound(view)),
+            "final_state" => state.output().map_or_else(|| part(self.spare[0]), |(_, view)| bound(view)),
             "gates" => part(self.scratch.gates),
             "w" => part(self.scratch.w),
             "u" => part(self.scratch.u),

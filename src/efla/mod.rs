@@ -223,6 +223,25 @@ pub struct EflaGradients {
 }
 
 impl EflaGradients {
+    /// The backward call of a forward call, without optional tensors but its initial state.
+    pub fn new(forward: &EflaTensors, d_out: TensorView, [d_q, d_k, d_v, d_beta]: [TensorView; 4]) -> Self {
+        EflaGradients {
+            q: forward.q.clone(),
+            k: forward.k.clone(),
+            v: forward.v.clone(),
+            beta: forward.beta.clone(),
+            initial_state: forward.initial_state.clone(),
+            d_out,
+            d_final_state: None,
+            d_q,
+            d_k,
+            d_v,
+            d_beta,
+            d_initial_state: None,
+            workspace: None,
+        }
+    }
+
     /// The sizes that q and v state.
     ///
     /// # Errors

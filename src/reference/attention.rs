@@ -1,7 +1,7 @@
 //! Continuous softmax attention, and ordinary softmax attention, in float64.
 //!
-//! Nodes 0..=T_k carry keys and values; node 0 is the sink. On segment i, between node i−1 and node i and of length Δ_i,
-//! both are linear, and a query row integrates over its visible segments (*Continuous softmax attention*,
+//! Nodes 0..=T_k carry keys and values; node 0 is the sink. On segment i, between node i−1 and node i and of length
+//! Δ_i, both are linear, and a query row integrates over its visible segments (*Continuous softmax attention*,
 //! spaces.ac.cn archive 11980):
 //!
 //! ```text
@@ -63,8 +63,8 @@ pub struct Gradients {
 
 /// First and last node that query row `row` sees, or `None` if it sees nothing.
 ///
-/// The last is row + 1 + (T_k − T_q) if causal, else T_k. The first is 0 with a sink, else 1; a window W moves it so that
-/// W segments remain, or W tokens for [`Method::Softmax`].
+/// The last is row + 1 + (T_k − T_q) if causal, else T_k. The first is 0 with a sink, else 1; a window W moves it so
+/// that W segments remain, or W tokens for [`Method::Softmax`].
 pub fn visible_nodes(config: &AttentionConfig, shape: &AttentionShape, row: usize) -> Option<(usize, usize)> {
     let last = match config.causal {
         true => row.saturating_add(1).saturating_add(shape.keys).checked_sub(shape.queries)?,
@@ -87,9 +87,9 @@ pub fn visible_nodes(config: &AttentionConfig, shape: &AttentionShape, row: usiz
 
 /// out and lse of every row.
 ///
-/// With L_i = Δ_i ∫(1−s) e^{a(s)} ds and R_i = Δ_i ∫ s e^{a(s)} ds the weight of node i is w_i = R_i + L_{i+1}, each term
-/// only if its segment is visible, and out = Σ w_i v_i / Σ w_i, lse = ln Σ w_i. A row that sees one node only returns that
-/// node's value and lse −∞; one that sees no node, or only segments of length 0, returns 0 and −∞. For
+/// With L_i = Δ_i ∫(1−s) e^{a(s)} ds and R_i = Δ_i ∫ s e^{a(s)} ds the weight of node i is w_i = R_i + L_{i+1}, each
+/// term only if its segment is visible, and out = Σ w_i v_i / Σ w_i, lse = ln Σ w_i. A row that sees one node only
+/// returns that node's value and lse −∞; one that sees no node, or only segments of length 0, returns 0 and −∞. For
 /// [`Method::Softmax`], w_i = e^{a_i} over the visible tokens.
 ///
 /// Errors: anything about sizes or values that is not as [`Inputs`] says, and logits beyond float64.
@@ -170,10 +170,11 @@ pub fn backward(
     Ok(sum)
 }
 
-/// Joins the results of two disjoint stretches of the integral: weights e^{lse_j − lse}, lse = ln(e^{lse_a} + e^{lse_b}).
+/// Joins the results of two disjoint stretches of the integral: weights e^{lse_j − lse}, lse = ln(e^{lse_a} +
+/// e^{lse_b}).
 ///
-/// `out` has `value_dim` elements for every element of `lse`. Where one lse is −∞ the other side is returned, where both
-/// are, out_a + out_b. Errors: lengths that don't fit together, an lse that is NaN or +∞.
+/// `out` has `value_dim` elements for every element of `lse`. Where one lse is −∞ the other side is returned, where
+/// both are, out_a + out_b. Errors: lengths that don't fit together, an lse that is NaN or +∞.
 pub fn merge(a: &Output, b: &Output, value_dim: usize) -> Result<Output> {
     let rows = a.lse.len();
     for (name, lse) in [("lse of a", &a.lse), ("lse of b", &b.lse)] {

@@ -1,7 +1,7 @@
 //! When a float32 result counts as equal to its float64 reference.
 //!
-//! A tensor passes if rms(err)/rms(ref) is within a limit and max|err| within 10 × that limit × max|ref|. See [`compare`]
-//! for what always fails, [`limit`] for the limits.
+//! A tensor passes if rms(err)/rms(ref) is within a limit and max|err| within 10 × that limit × max|ref|. See
+//! [`compare`] for what always fails, [`limit`] for the limits.
 
 use crate::tensor::DType;
 
@@ -68,8 +68,8 @@ impl Comparison {
 /// Judges `got` against `want`.
 ///
 /// Fails on: another length; a NaN in either; an infinity in `got`; any non-finite reference, save −∞ with
-/// [`Scale::Lse`], which must be matched exactly and is then left out; with [`Scale::Tensor`] and an all-zero reference,
-/// anything that is not exactly zero. Two empty tensors are equal.
+/// [`Scale::Lse`], which must be matched exactly and is then left out; with [`Scale::Tensor`] and an all-zero
+/// reference, anything that is not exactly zero. Two empty tensors are equal.
 pub fn compare(got: &[f32], want: &[f64], limit: f64, scale: Scale) -> Comparison {
     let fail = |failure: String| Comparison { rms: f64::NAN, max: f64::NAN, limit, failure: Some(failure) };
     if got.len() != want.len() {
@@ -117,8 +117,8 @@ pub fn compare(got: &[f32], want: &[f64], limit: f64, scale: Scale) -> Compariso
     let rms = if judged.is_empty() { 0.0 } else { (errors / references).sqrt() };
     let failure = (rms > limit || max > 10.0 * limit).then(|| {
         let (at, got, want) = judged[worst];
-        let bound = 10.0 * limit;
-        format!("rms {rms:.3e} (limit {limit:.3e}), max {max:.3e} (limit {bound:.3e}): element {at} is {got:e}, not {want:e}")
+        let bounds = format!("rms {rms:.3e} (limit {limit:.3e}), max {max:.3e} (limit {:.3e})", 10.0 * limit);
+        format!("{bounds}: element {at} is {got:e}, not {want:e}")
     });
     Comparison { rms, max, limit, failure }
 }

@@ -67,7 +67,8 @@ pub struct Gate {
     pub c: f64,
 }
 
-/// The gate of a token with rate `beta` and a key of length `key_norm`, with x = β|k|²; 0 for a key of length 0, save α.
+/// The gate of a token with rate `beta` and a key of length `key_norm`, with x = β|k|²; 0 for a key of length 0, save
+/// α.
 pub fn gate(integrator: Integrator, beta: f64, key_norm: f64) -> Gate {
     let x = beta * key_norm * key_norm;
     let shrink = match integrator {

@@ -1,7 +1,7 @@
 //! The scalar functions of both operators, to within a few float64 roundings at every argument.
 //!
-//! All of them are moments of an exponential over one segment. Written from its *higher* end, with x ≥ 0 the fall of the
-//! logit along it, such a moment is ∫₀¹ (1−t)ᵃ tᵇ e^{−xt} dt: never above 1, so nothing overflows however steep the
+//! All of them are moments of an exponential over one segment. Written from its *higher* end, with x ≥ 0 the fall of
+//! the logit along it, such a moment is ∫₀¹ (1−t)ᵃ tᵇ e^{−xt} dt: never above 1, so nothing overflows however steep the
 //! segment is. [`Moments`] holds the three from which the rest follow by adding positive numbers.
 
 /// ∫₀¹ (1−t)² e^{−xt} dt and its siblings, for x ≥ 0. "Near" is the end t = 0, where the exponential is 1.

@@ -13,7 +13,8 @@ struct Problem {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
-    sinks: Option<(Vec<f32>, Vec<f32>, usize)>,
+    /// sink_k and sink_v, each with its leading size.
+    sinks: Option<[(Vec<f32>, usize); 2]>,
     intervals: Option<Vec<f32>>,
     d_out: Vec<f32>,
     d_lse: Option<Vec<f32>>,
@@ -31,9 +32,9 @@ impl Problem {
         let v = normal(batch * kv_heads * keys * dv);
         let d_out = normal(batch * heads * queries * dv);
         let d_lse = normal(batch * heads * queries);
-        let sink_batch = if d % 2 == 0 { 1 } else { batch };
+        let [k_batch, v_batch] = [d % 2 == 0, d % 3 == 0].map(|shared| if shared { 1 } else { batch });
         let sinks = (config.sink == Sink::Given)
-            .then(|| (normal(sink_batch * kv_heads * d), normal(sink_batch * kv_heads * dv), sink_batch));
+            .then(|| [(normal(k_batch * kv_heads * d), k_batch), (normal(v_batch * kv_heads * dv), v_batch)]);
         let intervals = (intervals && config.method == Method::Continuous).then(|| {
             normal(batch * keys).into_iter().map(|x| if x < -0.6 { 0.0 } else { x.abs() + 0.01 }).collect::<Vec<_>>()
         });
@@ -50,8 +51,8 @@ impl Problem {
         let q = up(&self.q, &[batch, heads, queries, d]);
         let k = up(&self.k, &[batch, kv_heads, keys, d]);
         let v = up(&self.v, &[batch, kv_heads, keys, dv]);
-        let sink_k = self.sinks.as_ref().map(|(sink, _, b)| up(sink, &[*b, kv_heads, d]));
-        let sink_v = self.sinks.as_ref().map(|(_, sink, b)| up(sink, &[*b, kv_heads, dv]));
+        let sink_k = self.sinks.as_ref().map(|[(sink, b), _]| up(sink, &[*b, kv_heads, d]));
+        let sink_v = self.sinks.as_ref().map(|[_, (sink, b)]| up(sink, &[*b, kv_heads, dv]));
         let intervals = self.intervals.as_ref().map(|x| up(x, &[batch, keys]));
         let out = nan(&[batch, heads, queries, dv]);
         let lse = nan(&[batch, heads, queries]);
@@ -107,7 +108,7 @@ impl Problem {
     /// The float64 gradients and the factor on attention's limits.
     fn reference(&self) -> (reference::Gradients, f64) {
         let (q, k, v) = (widen(&self.q), widen(&self.k), widen(&self.v));
-        let sinks = self.sinks.as_ref().map(|(k, v, _)| (widen(k), widen(v)));
+        let sinks = self.sinks.as_ref().map(|[(k, _), (v, _)]| (widen(k), widen(v)));
         let intervals = self.intervals.as_deref().map(widen);
         let inputs = reference::Inputs {
             q: &q,
@@ -165,7 +166,9 @@ fn given_cases() {
             q: get("q").unwrap(),
             k: get("k").unwrap(),
             v: get("v").unwrap(),
-            sinks: get("sink_k").map(|k| (k, get("sink_v").unwrap(), case.inputs["sink_k"].shape[0])),
+            sinks: get("sink_k").map(|k| {
+                [(k, case.inputs["sink_k"].shape[0]), (get("sink_v").unwrap(), case.inputs["sink_v"].shape[0])]
+            }),
             intervals: get("intervals"),
             d_out: get("d_out").unwrap(),
             d_lse: get("d_lse"),

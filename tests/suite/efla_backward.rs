@@ -83,8 +83,7 @@ impl Problem {
     }
 
     /// The call on buffers of its own; outputs and workspace start as NaN.
-    fn tensors(&self) -> (EflaGradients, [Tensor; 5]) {
-        let gpu = gpu();
+    fn tensors(&self, gpu: &Gpu) -> (EflaGradients, [Tensor; 5]) {
         let up = |values: &[f32], shape: &[usize]| gpu.upload(values, shape).unwrap().view();
         let nan = |shape: &[usize]| gpu.upload(&vec![f32::NAN; shape.iter().product()], shape).unwrap();
         let [key, _, value, beta, state] = self.shapes();
@@ -110,12 +109,16 @@ impl Problem {
     }
 
     fn run(&self) -> [Vec<f32>; 5] {
-        let (tensors, outputs) = self.tensors();
-        let efla = Efla::new(gpu(), self.config).unwrap();
-        let mut encoder = gpu().device().create_command_encoder(&Default::default());
+        self.run_on(gpu())
+    }
+
+    fn run_on(&self, gpu: &Gpu) -> [Vec<f32>; 5] {
+        let (tensors, outputs) = self.tensors(gpu);
+        let efla = Efla::new(gpu, self.config).unwrap();
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
         efla.backward(&mut encoder, &tensors).unwrap();
-        gpu().queue().submit([encoder.finish()]);
-        outputs.map(|tensor| gpu().read(&tensor).unwrap())
+        gpu.queue().submit([encoder.finish()]);
+        outputs.map(|tensor| gpu.read(&tensor).unwrap())
     }
 
     fn reference(&self) -> [Vec<f64>; 5] {
@@ -407,13 +410,13 @@ fn keys_of_every_length() {
             }
             problem.q[..24].fill(0.0);
             let (got, want) = (problem.run(), problem.reference());
-            for which in 0..lengths.len() {
+            for (which, length) in lengths.iter().enumerate() {
                 for i in 0..4 {
                     let width = got[i].len() / tokens;
                     let of = |at: &usize| kind(at / width) == which && (i > 0 || *at >= width);
                     let got: Vec<_> = (0..got[i].len()).filter(of).map(|at| got[i][at]).collect();
                     let want: Vec<_> = (0..want[i].len()).filter(of).map(|at| want[i][at]).collect();
-                    let label = format!("chunk {chunk} normalize {normalize_k} length {:e}", lengths[which]);
+                    let label = format!("chunk {chunk} normalize {normalize_k} length {length:e}");
                     let comparison = judge_one(&label, NAMES[i], &got, &want);
                     assert!(comparison.passed(), "{label} {}: {comparison:?}", NAMES[i]);
                 }
@@ -529,6 +532,17 @@ fn a_repeated_run_is_bit_equal() {
     }
 }
 
+/// With wgpu's bounds checks, which would turn a stray access into a wrong number, results are the same numbers.
+#[test]
+fn shaders_with_checks() {
+    let gpu = Gpu::with_options(&GpuOptions { checked: true, ..Default::default() }).unwrap();
+    for (chunk, normalize) in [(16, true), (64, false)] {
+        let config = EflaConfig { normalize_q: normalize, normalize_k: normalize, ..config(37, 21, chunk) };
+        let problem = Problem::new(config, shape(1, 1, 2, 75), 23);
+        judge(&format!("checked, {}", problem.label()), &problem.run_on(&gpu), &problem.reference());
+    }
+}
+
 /// Everything, the workspace too, in ranges of one buffer; the state's gradient in place.
 #[test]
 fn one_buffer_for_everything() {
@@ -596,7 +610,7 @@ fn strided_views() {
     let problem = Problem::new(config(24, 20, 32), shape(1, 3, 3, 50), 21);
     let gpu = gpu();
     let efla = Efla::new(gpu, problem.config).unwrap();
-    let (mut tensors, outputs) = problem.tensors();
+    let (mut tensors, outputs) = problem.tensors(gpu);
     // d_out is the same row for every token, d_k is written as [B, T, H, D].
     let row = gpu.upload(&problem.d_out[..20], &[20]).unwrap();
     tensors.d_out = TensorView::strided(row.buffer(), 0, &[1, 3, 50, 20], &[0, 0, 0, 1]);
@@ -619,7 +633,7 @@ fn what_is_refused() {
     let efla = Efla::new(gpu(), problem.config).unwrap();
     let plan = efla.plan_backward(&problem.shape).unwrap();
     let refused = |change: &dyn Fn(&mut EflaGradients), words: &[&str]| {
-        let (mut tensors, _) = problem.tensors();
+        let (mut tensors, _) = problem.tensors(gpu());
         change(&mut tensors);
         let error = plan.bind(&tensors).unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");

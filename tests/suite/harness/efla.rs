@@ -138,11 +138,6 @@ impl EflaCase {
         [self.shape.batch, self.shape.value_heads, self.config.key_dim, self.config.value_dim]
     }
 
-    /// Runs and compares with the reference.
-    pub fn check(&self) {
-        self.judge(&self.run());
-    }
-
     /// Checks the recurrent form and every chunk length.
     pub fn check_all_forms(&self) {
         let want = self.reference();
