@@ -187,8 +187,8 @@ fn pairs(samples: &[Sample]) -> impl Iterator<Item = [Sample; 2]> {
     samples.windows(2).map(|pair| [pair[0], pair[1]])
 }
 
-/// A badly kept station: stretches in which most weeks have a reading and stretches in which few have, about five months
-/// each.
+/// A badly kept station: stretches in which most weeks have a reading and stretches in which few have, about five
+/// months each.
 fn thin(samples: &[Sample], mut rng: Rng) -> impl Iterator<Item = Sample> {
     let mut busy = rng.bool();
     samples.iter().copied().filter(move |_| {

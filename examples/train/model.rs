@@ -251,9 +251,9 @@ mod tests {
 
     /// The whole model, operator on the device, against central differences of its loss.
     ///
-    /// A loss of order 1 comes out of float32 with an error of about 1e-7; over ±1e-3 that makes the difference wrong by
-    /// 1e-4. The third derivative adds 1e-6 of its size: little, save where DeltaNet normalises a short key. Measured
-    /// are 1e-4 of the gradient's rms, and 3e-4 with DeltaNet. A forgotten path is off by 1e-1 or more.
+    /// A loss of order 1 comes out of float32 with an error of about 1e-7; over ±1e-3 that makes the difference wrong
+    /// by 1e-4. The third derivative adds 1e-6 of its size: little, save where DeltaNet normalises a short key.
+    /// Measured are 1e-4 of the gradient's rms, and 3e-4 with DeltaNet. A forgotten path is off by 1e-1 or more.
     #[test]
     fn gradients_agree_with_finite_differences() {
         let gpu = Gpu::new().expect("the tests need an adapter");
