@@ -269,7 +269,7 @@ mod tests {
             let (_, gradient) = model.loss_and_gradient(&batch).unwrap();
             let step = 1e-3;
             let mut errors = Vec::new();
-            for index in 0..gradient.len() {
+            for (index, &derivative) in gradient.iter().enumerate() {
                 let original = model.parameters[index];
                 let mut loss = |parameter: f32| {
                     model.parameters[index] = parameter;
@@ -279,7 +279,7 @@ mod tests {
                 let (up, down) = (original + step, original - step);
                 let difference = (loss(up) - loss(down)) / f64::from(up - down);
                 model.parameters[index] = original;
-                errors.push(f64::from(gradient[index]) - difference);
+                errors.push(f64::from(derivative) - difference);
             }
             let error = rms(errors.iter().copied()) / rms(gradient.iter().map(|&x| f64::from(x)));
             println!("{kind:?}: {error:.1e}");
