@@ -146,8 +146,8 @@ impl Call {
         }
     }
 
-    /// Records the call as a pass of its own.
-    pub(crate) fn encode(&self, encoder: &mut wgpu::CommandEncoder) {
+    /// Records the call as a compute pass of its own.
+    pub fn encode(&self, encoder: &mut wgpu::CommandEncoder) {
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         self.record(&mut pass);
     }

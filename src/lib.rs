@@ -28,7 +28,7 @@
 //! let call = attention.plan(&tensors.shape()?)?.bind(&tensors)?;
 //!
 //! let mut encoder = gpu.device().create_command_encoder(&Default::default());
-//! call.record(&mut encoder.begin_compute_pass(&Default::default()));
+//! call.encode(&mut encoder);
 //! gpu.queue().submit([encoder.finish()]);
 //! // All keys are equal, so the values are averaged over time: ½ over [0, 1], 1 over [0, 2].
 //! let result = gpu.read(&out)?;
@@ -42,8 +42,8 @@
 //! * Only [`Gpu::read`] waits. Types are `Send + Sync` and cheap to clone.
 //! * What a caller can get wrong comes back as an [`Error`] that names the argument, what it got and what it needed,
 //!   before anything is recorded.
-//! * Tensors are [`TensorView`]s: any offset and strides in any storage buffer, as long as the last dimension is
-//!   contiguous. Inputs and outputs may be ranges of one buffer.
+//! * Tensors are [`TensorView`]s: any offset and strides in any storage buffer, as long as the last of four
+//!   dimensions is contiguous. Inputs and outputs may be ranges of one buffer.
 //! * Every element of an output is written, never accumulated into. Two identical runs on one adapter are bit-equal.
 //! * [`Gpu::from_wgpu`] uses the host's device and never touches its error handlers; WebGPU's default limits do.
 //!

@@ -52,7 +52,7 @@ impl Tensor {
 
 /// A strided f32 view of a range of a storage buffer, at any element offset. It shares the buffer; nothing is copied.
 ///
-/// Operators demand the last dimension contiguous, and outputs whose elements do not overlap.
+/// Operators demand the last of four dimensions contiguous, and outputs whose elements do not overlap.
 #[derive(Debug, Clone)]
 pub struct TensorView {
     pub(crate) buffer: wgpu::Buffer,
@@ -64,7 +64,8 @@ pub struct TensorView {
 }
 
 impl TensorView {
-    /// A dense row-major tensor at element `offset` of `buffer`. Checked when it is bound.
+    /// A dense row-major tensor at element `offset` of `buffer`. Checked when it is bound, except that wgpu has no means
+    /// to tell that a buffer belongs to a device of another `wgpu::Instance`: it must be of the operator's device.
     pub fn new(buffer: &wgpu::Buffer, offset: u64, shape: &[usize]) -> Self {
         Self::strided(buffer, offset, shape, &dense_strides(shape))
     }
@@ -131,7 +132,8 @@ impl TensorView {
         if self.is_empty() {
             return Ok(());
         }
-        if let (Some(&size), Some(&stride)) = (shape.last(), self.strides.last())
+        // Kernels know three strides; the rows of a tensor of four dimensions are read as wholes.
+        if let (&[_, _, _, size], &[_, _, _, stride]) = (shape, &self.strides[..])
             && size > 1
             && stride != 1
         {
@@ -239,6 +241,20 @@ impl Gpu {
             return Err(Error::argument("data", format!("{} elements", data.len()), format!("those of {shape:?}")));
         }
         self.tensor(shape, Some(data))
+    }
+
+    /// Overwrites a tensor, before whatever is submitted next.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the number of elements is not the tensor's.
+    pub fn write(&self, tensor: &Tensor, data: &[f32]) -> Result<()> {
+        let elements: usize = tensor.shape().iter().product();
+        if elements != data.len() {
+            let got = format!("{} elements", data.len());
+            return Err(Error::argument("data", got, format!("the {elements} of {:?}", tensor.shape())));
+        }
+        self.queue().write_buffer(tensor.buffer(), 0, bytemuck::cast_slice(data));
+        Ok(())
     }
 
     fn tensor(&self, shape: &[usize], data: Option<&[f32]>) -> Result<Tensor> {

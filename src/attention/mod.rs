@@ -152,7 +152,7 @@ impl AttentionShape {
 /// Largest D, D_v of either operator.
 pub const MAX_DIM: usize = 256;
 
-/// The tensors of one attention call, in the shapes of [`AttentionShape`], all f32 with the last dimension contiguous.
+/// The tensors of one attention call, in the shapes of [`AttentionShape`], all f32, rows of four-dimensional ones contiguous.
 /// They may be ranges of one buffer; outputs may not overlap anything.
 #[derive(Debug, Clone)]
 pub struct AttentionTensors {

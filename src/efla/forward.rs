@@ -90,10 +90,12 @@ pub(crate) fn workgroup_bytes(chunk: usize) -> u32 {
     if chunk == 64 { 32768 } else { 16384 }
 }
 
-/// The configured chunk length, else the longest that fits.
-pub(crate) fn chunk_length(gpu: &Gpu, configured: Option<usize>) -> Result<usize> {
+/// The configured chunk length, else the longest that fits and is hardly longer than the keys: beyond, a chunk's own
+/// products cost more than the state's, and it may wipe out so much of the state that the rounding of the rest shows.
+pub(crate) fn chunk_length(gpu: &Gpu, configured: Option<usize>, key_dim: usize) -> Result<usize> {
     let limit = gpu.limits().max_compute_workgroup_storage_size;
-    let chunk = configured.unwrap_or(if limit >= workgroup_bytes(64) { 64 } else { 32 });
+    let longest = if limit >= workgroup_bytes(64) { 64 } else { 32 };
+    let chunk = configured.unwrap_or(key_dim.next_power_of_two().clamp(16, longest));
     if workgroup_bytes(chunk) > limit {
         return Err(Error::Limit {
             argument: format!("workgroup memory for chunk = {chunk}"),

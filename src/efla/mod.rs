@@ -51,7 +51,9 @@ pub struct EflaConfig {
     pub normalize_k: bool,
     /// Factor on Sᵀq; default 1/√D_k. Narrowed to f32 on the GPU.
     pub scale: Option<f64>,
-    /// Tokens per chunk: 16, 32 or 64; by default the longest that fits the device's workgroup memory.
+    /// Tokens per chunk: 16, 32 or 64; by default the longest that fits the device's workgroup memory and is not longer
+    /// than `key_dim` rounded up. Rounding errors are relative to the largest state within a chunk: where enormous keys
+    /// wipe out an initial state at once and write next to nothing, shorter chunks and the recurrent form stay closer.
     pub chunk: Option<usize>,
     /// Chunked by default.
     pub form: Form,
@@ -139,7 +141,7 @@ impl EflaShape {
     }
 }
 
-/// The tensors of one EFLA call, in the shapes of [`EflaShape`], all f32 with the last dimension contiguous. They may
+/// The tensors of one EFLA call, in the shapes of [`EflaShape`], all f32; rows of four-dimensional ones contiguous. They may
 /// be ranges of one buffer; outputs may not overlap anything, save that `final_state` may be the very range of
 /// `initial_state`: the state is then updated in place.
 #[derive(Debug, Clone)]
@@ -188,7 +190,7 @@ fn stated_shape(q: &TensorView, v: &TensorView) -> Result<EflaShape> {
 }
 
 /// The tensors of one backward call, in the shapes of [`EflaShape`]; a gradient has the shape of what it is the
-/// gradient of. All are f32 with the last dimension contiguous, and may be ranges of one buffer; outputs may not
+/// gradient of. All are f32, rows of four-dimensional ones contiguous, and may be ranges of one buffer; outputs may not
 /// overlap anything, save that `d_initial_state` may be the very range of `d_final_state`.
 ///
 /// Gradients are those of Σ d_out·out + Σ d_final_state·final_state. They are overwritten, not added to.
@@ -277,7 +279,7 @@ impl Efla {
     /// device's workgroup memory, [`Error::Gpu`] when a kernel doesn't compile.
     pub fn new(gpu: &Gpu, config: EflaConfig) -> Result<Self> {
         config.validate()?;
-        let chunk = forward::chunk_length(gpu, config.chunk)?;
+        let chunk = forward::chunk_length(gpu, config.chunk, config.key_dim)?;
         for (kernel, constants) in forward::kernels(config.form, chunk, config.key_dim) {
             gpu.precompile(kernel, constants)?;
         }

@@ -483,7 +483,7 @@ fn strided_attention() {
         let intervals: Vec<f32> = (0..2 * 70).map(|_| rng.f32()).collect();
         let lengths = Interleaved::new(gpu, Some(&intervals), [1, 1, 2, 70], gap);
         let out = Interleaved::new(gpu, None, case.out_shape(), gap);
-        let lse = Interleaved::new(gpu, None, [1, 2, 4, 40], gap);
+        let lse = Interleaved::new(gpu, None, [1, 2, 40, 4], gap);
         let case = AttentionCase { intervals: Some(intervals), ..case };
         let spare = Guarded::new(gpu, Guarded::ODD, &case.out_shape());
         let mut tensors = case.tensors(gpu, &spare);
@@ -493,9 +493,12 @@ fn strided_attention() {
         };
         tensors.sink_k = strided(&sink_k, &[1, 2, 5], &[sink_k.strides[0], sink_k.strides[1], 1]);
         tensors.intervals = strided(&lengths, &[2, 70], &[lengths.strides[2], 1]);
-        tensors.lse = strided(&lse, &[2, 4, 40], &[lse.strides[1], lse.strides[2], 1]);
+        // lse in the storage order [B, T, H]: no row of it is read or written as a whole.
+        tensors.lse = strided(&lse, &[2, 4, 40], &[lse.strides[1], 1, lse.strides[2]]);
         submit(gpu, &Attention::new(gpu, config).unwrap().plan(&shape).unwrap().bind(&tensors).unwrap());
-        case.judge(&AttentionOutput { out: out.read(gpu), lse: lse.read(gpu) }, case.limit());
+        let by_token = lse.read(gpu);
+        let lse = (0..2 * 4 * 40).map(|at| by_token[at / 160 * 160 + at % 40 * 4 + at / 40 % 4]).collect();
+        case.judge(&AttentionOutput { out: out.read(gpu), lse }, case.limit());
     }
 }
 
