@@ -206,6 +206,11 @@ fn huge_logits_at_inactive_segments() {
                 intervals[41] = 0.0;
                 case.intervals = Some(intervals);
                 case.check_within(forward_limit());
+                // An inactive segment may even be steeper than float32 can say.
+                case.k[40] = logit.signum() * 3e38;
+                case.k[41] = -case.k[40];
+                case.intervals.as_mut().unwrap()[42] = 0.0;
+                case.check_within(forward_limit());
             }
         }
     }
