@@ -112,28 +112,10 @@ impl Operator {
                 let tensors = AttentionTensors {
                     intervals: intervals.as_ref().map(Tensor::view),
                     lse: Some(lse.view()),
-                    ..AttentionTensors::new(q.clone(), k.clone(), v.clone(), heads(&out, 0))
+                    ..AttentionTensors::new(q, k, v, heads(&out, 0))
                 };
                 let shape = tensors.shape()?;
-                let gradients = AttentionGradients {
-                    q,
-                    k,
-                    v,
-                    sink_k: None,
-                    sink_v: None,
-                    intervals: intervals.as_ref().map(Tensor::view),
-                    out: heads(&out, 0),
-                    lse: lse.view(),
-                    d_out: heads(&d_out, 0),
-                    d_lse: None,
-                    d_q,
-                    d_k,
-                    d_v,
-                    d_sink_k: None,
-                    d_sink_v: None,
-                    d_intervals: None,
-                    workspace: None,
-                };
+                let gradients = AttentionGradients::new(&tensors, lse.view(), heads(&d_out, 0), [d_q, d_k, d_v]);
                 (attention.plan(&shape)?.bind(&tensors)?, attention.plan_backward(&shape)?.bind(&gradients)?)
             }
             Kind::Efla | Kind::DeltaNet => {
@@ -151,23 +133,9 @@ impl Operator {
                     ..Default::default()
                 };
                 let efla = Efla::new(gpu, config)?;
-                let tensors = EflaTensors::new(q.clone(), k.clone(), v.clone(), beta(&inputs), heads(&out, 0));
+                let tensors = EflaTensors::new(q, k, v, beta(&inputs), heads(&out, 0));
                 let shape = tensors.shape()?;
-                let gradients = EflaGradients {
-                    q,
-                    k,
-                    v,
-                    beta: beta(&inputs),
-                    initial_state: None,
-                    d_out: heads(&d_out, 0),
-                    d_final_state: None,
-                    d_q,
-                    d_k,
-                    d_v,
-                    d_beta: beta(&gradients),
-                    d_initial_state: None,
-                    workspace: None,
-                };
+                let gradients = EflaGradients::new(&tensors, heads(&d_out, 0), [d_q, d_k, d_v, beta(&gradients)]);
                 (efla.plan(&shape)?.bind(&tensors)?, efla.plan_backward(&shape)?.bind(&gradients)?)
             }
         };
@@ -176,9 +144,9 @@ impl Operator {
 
     /// `out`, `[B, T, H, D]`, from `inputs` (see [`Operator::inputs`]) and, where the operator reads them, `intervals`.
     pub fn forward(&self, inputs: &[f32], intervals: &[f32]) -> Result<Vec<f32>> {
-        self.write(&self.inputs, inputs);
+        self.gpu.write(&self.inputs, inputs)?;
         if let Some(tensor) = &self.intervals {
-            self.write(tensor, intervals);
+            self.gpu.write(tensor, intervals)?;
         }
         self.submit(&self.forward);
         self.gpu.read(&self.out)
@@ -186,18 +154,14 @@ impl Operator {
 
     /// The gradients of the inputs of the last [`Operator::forward`], laid out alike.
     pub fn backward(&self, d_out: &[f32]) -> Result<Vec<f32>> {
-        self.write(&self.d_out, d_out);
+        self.gpu.write(&self.d_out, d_out)?;
         self.submit(&self.backward);
         self.gpu.read(&self.gradients)
     }
 
-    fn write(&self, tensor: &Tensor, data: &[f32]) {
-        self.gpu.queue().write_buffer(tensor.buffer(), 0, bytemuck::cast_slice(data));
-    }
-
     fn submit(&self, call: &Call) {
         let mut encoder = self.gpu.device().create_command_encoder(&Default::default());
-        call.record(&mut encoder.begin_compute_pass(&Default::default()));
+        call.encode(&mut encoder);
         self.gpu.queue().submit([encoder.finish()]);
     }
 }
