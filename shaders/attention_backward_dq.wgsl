@@ -45,62 +45,7 @@ fn main(
 
     for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(BLOCK_K)) {
         // 1.
-        var logits: array<vec4<f32>, 4>;
-        var d_weights: array<vec4<f32>, 4>;
-        for (var i = 0u; i < 4u; i++) {
-            logits[i] = vec4(0.0);
-            d_weights[i] = vec4(0.0);
-        }
-        for (var s = 0u; s < KEY_STAGES; s++) {
-            workgroupBarrier();
-            for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
-                let column = 4u * (s * STAGE + i % STAGE);
-                stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
-            }
-            for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
-                let column = 4u * (s * STAGE + i % STAGE);
-                values[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, node0 + i32(i / STAGE), column);
-            }
-            workgroupBarrier();
-            for (var c = 0u; c < STAGE; c++) {
-                let k0 = values[(4u * x) * PITCH + c];
-                let k1 = values[(4u * x + 1u) * PITCH + c];
-                let k2 = values[(4u * x + 2u) * PITCH + c];
-                let k3 = values[(4u * x + 3u) * PITCH + c];
-                for (var i = 0u; i < 4u; i++) {
-                    let q_i = stage[(4u * y + i) * PITCH + c];
-                    logits[i] += vec4(dot(q_i, k0), dot(q_i, k1), dot(q_i, k2), dot(q_i, k3));
-                }
-            }
-        }
-        for (var s = 0u; s < VALUE_STAGES; s++) {
-            workgroupBarrier();
-            for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
-                let column = 4u * (s * STAGE + i % STAGE);
-                stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_base, row0 + i / STAGE, column);
-            }
-            for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
-                let column = 4u * (s * STAGE + i % STAGE);
-                values[i / STAGE * PITCH + i % STAGE] = load_v(v_base, sink_v, node0 + i32(i / STAGE), column);
-            }
-            workgroupBarrier();
-            for (var c = 0u; c < STAGE; c++) {
-                let v0 = values[(4u * x) * PITCH + c];
-                let v1 = values[(4u * x + 1u) * PITCH + c];
-                let v2 = values[(4u * x + 2u) * PITCH + c];
-                let v3 = values[(4u * x + 3u) * PITCH + c];
-                for (var i = 0u; i < 4u; i++) {
-                    let d_i = stage[(4u * y + i) * PITCH + c];
-                    d_weights[i] += vec4(dot(d_i, v0), dot(d_i, v1), dot(d_i, v2), dot(d_i, v3));
-                }
-            }
-        }
-        workgroupBarrier();
-        for (var i = 0u; i < 4u; i++) {
-            scores[(4u * y + i) * PITCH + x] = logits[i];
-            values[(4u * y + i) * PITCH + x] = d_weights[i];
-        }
-        workgroupBarrier();
+        multiply(thread, row0, node0, q_base, k_base, v_base, d_out_base, sink_k, sink_v);
 
         // 2.
         if thread < BLOCK_Q {
@@ -141,6 +86,8 @@ fn main(
         }
     }
 
+    // `ranges`, where no tile was walked.
+    workgroupBarrier();
     let base = params.d_q.x + batch * params.d_q.y + head * params.d_q.z;
     for (var i = 0u; i < 4u; i++) {
         let row = row0 + 4u * y + i;

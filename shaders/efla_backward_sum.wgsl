@@ -19,12 +19,12 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let i = workgroup_index(workgroup, workgroups) * ROWS + thread / LANES;
-    let heads = params.value_heads / params.group;
+    let heads = params.heads;
     let exists = i < params.batch * heads * params.tokens;
     let token = i % params.tokens;
     let head = i / params.tokens % heads;
     let batch = i / params.tokens / heads;
-    let sequence = batch * params.value_heads + head * params.group;
+    let sequence = batch * params.value_heads + head * (params.value_heads / heads);
     let rows = params.chunks * CHUNK;
     let part0 = (sequence * rows + token) * params.key_dim;
     let x_layout = select(params.q, params.k, KEYS == 1u);
@@ -34,7 +34,9 @@ fn main(
     // A loop over columns runs not at all for a row that does not exist.
     let end = select(0u, params.key_dim, exists);
 
-    let normalized = select(params.normalize_q, params.normalize_k, KEYS == 1u) == 1u;
+    // Without value heads nothing was computed, and the sum is 0.
+    let group = params.value_heads / heads;
+    let normalized = select(params.normalize_q, params.normalize_k, KEYS == 1u) == 1u && group > 0u;
     var divisor = 1.0;
     var along = 0.0;
     var is_zero = false;
@@ -45,7 +47,7 @@ fn main(
         var partial = vec2(0.0);
         for (var d = thread % LANES; d < end; d += LANES) {
             let unit = x[x_at + d] / divisor;
-            for (var g = 0u; g < params.group; g++) {
+            for (var g = 0u; g < group; g++) {
                 partial.x += unit * w[part0 + g * rows * params.key_dim + d];
             }
             partial.y += unit * unit;
@@ -62,7 +64,7 @@ fn main(
     }
     for (var d = thread % LANES; d < end; d += LANES) {
         var value = 0.0;
-        for (var g = 0u; g < params.group; g++) {
+        for (var g = 0u; g < group; g++) {
             value += w[part0 + g * rows * params.key_dim + d];
         }
         if normalized {

@@ -2,8 +2,8 @@
 
 /// Why a call was refused or could not finish.
 ///
-/// Everything a caller can get wrong is reported before any work is recorded: when an `Err` comes back, nothing was
-/// dispatched and no buffer was touched.
+/// What a caller can get wrong is reported before any work is recorded: when planning, binding, `forward` or `backward`
+/// return an `Err`, nothing was recorded and no buffer of the caller was touched.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -122,6 +122,7 @@ impl Gpu {
             ("max_storage_buffers_per_shader_stage", limits.max_storage_buffers_per_shader_stage, MAX_STORAGE_BUFFERS),
             ("max_compute_workgroup_storage_size", limits.max_compute_workgroup_storage_size, MIN_WORKGROUP_BYTES),
             ("max_compute_invocations_per_workgroup", limits.max_compute_invocations_per_workgroup, MIN_INVOCATIONS),
+            ("max_compute_workgroup_size_x", limits.max_compute_workgroup_size_x, MIN_INVOCATIONS),
         ] {
             if limit < needed {
                 let argument = "what the kernels need".to_string();

@@ -11,24 +11,28 @@
 //! | kernel | inputs | outputs |
 //! |---|---|---|
 //! | pack | source | workspace |
-//! | attention_forward | q, k, v, packed (sink_k, sink_v, intervals; lengths of ragged batches) | out, lse |
-//! | attention_backward_rows | q, k, v, packed, d_out (with lse, d_lse packed) | workspace (D_row) |
-//! | attention_backward_dq | q, k, v, d_out, packed (lse, D_row too) | d_q |
-//! | attention_backward_dkv | q, k, v, d_out, packed | d_k, d_v, workspace (partial sink and interval gradients) |
-//! | attention_backward_finish | packed | d_sink_k, d_sink_v, d_intervals |
-//! | attention_merge | out_a, lse_a, out_b, lse_b | out, lse |
-//! | efla_gates | q, k, beta, packed (log decay, lengths) | workspace |
-//! | efla_prepare | k, v | workspace (W, U) |
-//! | efla_state | k, initial_state | workspace (V_new, states), final_state |
-//! | efla_output | q, k, workspace | out |
-//! | efla_recurrent | q, k, v, initial_state, workspace | final_state, out |
-//! | efla_backward_read | d_out or workspace (Y), k | workspace (value heads' parts of d_Q, or of d_k) |
+//! | reduce | workspace | destination |
+//! | attention_forward | q, k, v, workspace (packed sink_k, sink_v, intervals) | out, lse |
+//! | attention_backward_rows | out, lse, d_out, d_lse | workspace (lse and D of every row) |
+//! | attention_backward_dq | q, k, v, d_out, workspace | d_q |
+//! | attention_backward_dkv | q, k, v, d_out, workspace | d_k, d_v, workspace (partial sink and interval gradients) |
+//! | efla_gates | q, k, beta | workspace (gates, rates) |
+//! | efla_prepare | k, v, workspace (gates) | workspace (W, U) |
+//! | efla_state | k, initial_state, workspace (gates, W) | workspace (V_new, states), final_state |
+//! | efla_output | q, k, workspace (gates, V_new, states) | out |
+//! | efla_recurrent | q, k, v, initial_state, workspace (gates) | final_state, out |
+//! | efla_backward_read | d_out or workspace (Y), k, workspace | workspace (value heads' parts of d_Q, or of d_k) |
 //! | efla_backward_sum | q or k, workspace | d_q or d_k |
-//! | efla_backward_output | q, k, d_out | workspace (dV_new and dS from within the chunk) |
-//! | efla_backward_prepare | k, workspace | workspace (TᵀK̂, Tᵀ dV_new) |
-//! | efla_backward_state | k, d_final_state | workspace (Y, dS'), d_initial_state |
+//! | efla_backward_output | q, k, d_out, workspace | workspace (dV_new and dS from within the chunk) |
+//! | efla_backward_prepare | k, v (unused), workspace | workspace (TᵀK̂, Tᵀ dV_new) |
+//! | efla_backward_state | k, d_final_state, workspace | workspace (Y, dS'), d_initial_state |
 //! | efla_backward_values | k, v, workspace | workspace (X), d_v, d_beta |
 //! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
+//!
+//! What is to come has its place: lengths of ragged batches are packed into the workspace that every kernel but
+//! `efla_gates` binds, and into the gates; a log decay is a further input of `efla_gates`, its gradient the output of a
+//! kernel of its own; a merge of partial results binds out and lse of either side and of the result, six buffers;
+//! rotary embedding one input and one output.
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In-place state: when initial_state and
 //! final_state are the same range, the kernel reads the state through its final_state binding.
@@ -307,14 +311,18 @@ impl Gpu {
             let got = format!("offset {} (in elements)", given.offset);
             return Err(Error::argument("workspace", got, format!("a multiple of {align}")));
         }
+        if !given.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+            let got = format!("a buffer with usage {:?}", given.buffer.usage());
+            return Err(Error::argument("workspace", got, "usage STORAGE"));
+        }
+        // Its parts are bound one by one: the whole may be larger than a binding.
+        let (end, buffer) = (given.offset.checked_add(bytes / 4), given.buffer.size() / 4);
+        if end.is_none_or(|end| end > buffer) {
+            let got = format!("a buffer of {buffer} elements");
+            return Err(Error::argument("workspace", got, format!("{elements} from offset {}", given.offset)));
+        }
         match given.shape() {
-            &[size] if size >= elements => {
-                let view = TensorView::new(&given.buffer, given.offset, &[elements]);
-                // Its parts are bound one by one.
-                let limits = wgpu::Limits { max_storage_buffer_binding_size: u64::MAX, ..self.limits().clone() };
-                view.check("workspace", &[elements], &limits)?;
-                Ok(view)
-            }
+            &[size] if size >= elements => Ok(TensorView::new(&given.buffer, given.offset, &[elements])),
             shape => Err(Error::argument("workspace", format!("shape {shape:?}"), format!("[{elements}] or more"))),
         }
     }

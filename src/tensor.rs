@@ -52,7 +52,9 @@ impl Tensor {
 
 /// A strided f32 view of a range of a storage buffer, at any element offset. It shares the buffer; nothing is copied.
 ///
-/// Operators demand the last of four dimensions contiguous, and outputs whose elements do not overlap.
+/// Operators demand the last of four dimensions contiguous, and outputs whose elements do not overlap; two outputs are
+/// told apart by the ranges from their first to their last element, so they can't be interleaved. In a browser, tensors
+/// of one buffer that are neither of them whole multiples of 256 bytes apart may be refused when they are submitted.
 #[derive(Debug, Clone)]
 pub struct TensorView {
     pub(crate) buffer: wgpu::Buffer,
@@ -213,6 +215,20 @@ pub(crate) fn check_overlaps(outputs: &[(&str, &TensorView)], inputs: &[(&str, &
     Ok(())
 }
 
+/// Refuses a dimension over 2²⁹: with those below, what shaders count in 32 bits has room to spare.
+pub(crate) fn check_longest(sizes: &[(&str, usize)]) -> Result<()> {
+    const LONGEST: usize = 1 << 29;
+    match sizes.iter().find(|(_, size)| *size > LONGEST) {
+        Some(&(name, size)) => Err(Error::Limit {
+            argument: name.to_string(),
+            got: size as u64,
+            limit_name: "2²⁹, the longest dimension",
+            limit: LONGEST as u64,
+        }),
+        None => Ok(()),
+    }
+}
+
 /// Strides of a dense row-major tensor.
 fn dense_strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1usize; shape.len()];
@@ -246,15 +262,17 @@ impl Gpu {
     /// Overwrites a tensor, before whatever is submitted next.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the number of elements is not the tensor's.
+    /// [`Error::Argument`] when the number of elements is not the tensor's, [`Error::Gpu`] when its buffer is destroyed
+    /// or of another device.
     pub fn write(&self, tensor: &Tensor, data: &[f32]) -> Result<()> {
         let elements: usize = tensor.shape().iter().product();
         if elements != data.len() {
             let got = format!("{} elements", data.len());
             return Err(Error::argument("data", got, format!("the {elements} of {:?}", tensor.shape())));
         }
-        self.queue().write_buffer(tensor.buffer(), 0, bytemuck::cast_slice(data));
-        Ok(())
+        self.catching("writing a tensor", || {
+            self.queue().write_buffer(tensor.buffer(), 0, bytemuck::cast_slice(data));
+        })
     }
 
     fn tensor(&self, shape: &[usize], data: Option<&[f32]>) -> Result<Tensor> {
@@ -293,7 +311,7 @@ impl Gpu {
     /// Reads a tensor back, waiting for everything submitted so far.
     ///
     /// # Errors
-    /// [`Error::Gpu`] when the device is lost or the buffer can't be mapped.
+    /// [`Error::Gpu`] when the device is lost, or the buffer destroyed or of another device.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         pollster::block_on(self.read_async(tensor))
@@ -309,20 +327,23 @@ impl Gpu {
             return Ok(Vec::new());
         }
         let size = tensor.buffer().size();
-        let staging = self.device().create_buffer(&wgpu::BufferDescriptor {
-            label: Some("read back"),
-            size,
-            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
-        let mut encoder = self.device().create_command_encoder(&Default::default());
-        encoder.copy_buffer_to_buffer(tensor.buffer(), 0, &staging, 0, size);
-        self.queue().submit([encoder.finish()]);
         let (sender, receiver) = futures_intrusive::channel::shared::oneshot_channel();
-        staging.slice(..).map_async(wgpu::MapMode::Read, move |result| {
-            // The receiver is gone only if the caller dropped the future.
-            let _ = sender.send(result);
-        });
+        let staging = self.catching("reading back", || {
+            let staging = self.device().create_buffer(&wgpu::BufferDescriptor {
+                label: Some("read back"),
+                size,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            });
+            let mut encoder = self.device().create_command_encoder(&Default::default());
+            encoder.copy_buffer_to_buffer(tensor.buffer(), 0, &staging, 0, size);
+            self.queue().submit([encoder.finish()]);
+            staging.slice(..).map_async(wgpu::MapMode::Read, move |result| {
+                // The receiver is gone only if the caller dropped the future.
+                let _ = sender.send(result);
+            });
+            staging
+        })?;
         #[cfg(not(target_arch = "wasm32"))]
         self.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|error| failed(&error))?;
         match receiver.receive().await {

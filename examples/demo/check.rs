@@ -33,6 +33,9 @@ pub fn check(args: &CheckArgs) -> Outcome {
             }
         }
     }
+    if !engine.is_gpu() {
+        print("\nNo GPU was checked: there is no adapter, and the reference was compared with itself.\n");
+    }
     let verdict = if failed == 0 { "none failed".into() } else { format!("{failed} FAILED") };
     print(&format!("\n{compared} comparisons, {verdict}\n"));
     match broken {

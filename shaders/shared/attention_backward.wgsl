@@ -56,6 +56,79 @@ fn load_d_out(base: u32, row: u32, column: u32) -> vec4<f32> {
     return select(vec4(0.0), vec4(d_out[at.x], d_out[at.y], d_out[at.z], d_out[at.w]), c <= vec4(end));
 }
 
+// scores ← logits [BLOCK_Q, D] x [D, BLOCK_K] of rows row0.. and nodes node0.., values ← d_out·v [BLOCK_Q, D_v] x
+// [D_v, BLOCK_K]; both may be read when it returns. An invocation has 4 rows x 4 nodes.
+fn multiply(
+    thread: u32,
+    row0: u32,
+    node0: i32,
+    q_base: u32,
+    k_base: u32,
+    v_base: u32,
+    d_out_base: u32,
+    sink_k: u32,
+    sink_v: u32,
+) {
+    let x = thread % STAGE;
+    let y = thread / STAGE;
+    var logits: array<vec4<f32>, 4>;
+    var d_weights: array<vec4<f32>, 4>;
+    for (var i = 0u; i < 4u; i++) {
+        logits[i] = vec4(0.0);
+        d_weights[i] = vec4(0.0);
+    }
+    for (var s = 0u; s < KEY_STAGES; s++) {
+        workgroupBarrier();
+        for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+            let column = 4u * (s * STAGE + i % STAGE);
+            stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
+        }
+        for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+            let column = 4u * (s * STAGE + i % STAGE);
+            values[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, node0 + i32(i / STAGE), column);
+        }
+        workgroupBarrier();
+        for (var c = 0u; c < STAGE; c++) {
+            let k0 = values[(4u * x) * PITCH + c];
+            let k1 = values[(4u * x + 1u) * PITCH + c];
+            let k2 = values[(4u * x + 2u) * PITCH + c];
+            let k3 = values[(4u * x + 3u) * PITCH + c];
+            for (var i = 0u; i < 4u; i++) {
+                let q_i = stage[(4u * y + i) * PITCH + c];
+                logits[i] += vec4(dot(q_i, k0), dot(q_i, k1), dot(q_i, k2), dot(q_i, k3));
+            }
+        }
+    }
+    for (var s = 0u; s < VALUE_STAGES; s++) {
+        workgroupBarrier();
+        for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+            let column = 4u * (s * STAGE + i % STAGE);
+            stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_base, row0 + i / STAGE, column);
+        }
+        for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
+            let column = 4u * (s * STAGE + i % STAGE);
+            values[i / STAGE * PITCH + i % STAGE] = load_v(v_base, sink_v, node0 + i32(i / STAGE), column);
+        }
+        workgroupBarrier();
+        for (var c = 0u; c < STAGE; c++) {
+            let v0 = values[(4u * x) * PITCH + c];
+            let v1 = values[(4u * x + 1u) * PITCH + c];
+            let v2 = values[(4u * x + 2u) * PITCH + c];
+            let v3 = values[(4u * x + 3u) * PITCH + c];
+            for (var i = 0u; i < 4u; i++) {
+                let d_i = stage[(4u * y + i) * PITCH + c];
+                d_weights[i] += vec4(dot(d_i, v0), dot(d_i, v1), dot(d_i, v2), dot(d_i, v3));
+            }
+        }
+    }
+    workgroupBarrier();
+    for (var i = 0u; i < 4u; i++) {
+        scores[(4u * y + i) * PITCH + x] = logits[i];
+        values[(4u * y + i) * PITCH + x] = d_weights[i];
+    }
+    workgroupBarrier();
+}
+
 struct SegmentIntegrals {
     left: vec4<f32>,
     right: vec4<f32>,
@@ -126,8 +199,9 @@ fn weigh_row(
             scores[at] = select(vec4(0.0), p * g, seen);
             values[at] = p;
         } else {
-            // Only nodes without an active segment can lie far above lse, and they are not used.
-            let p = exp(min(a - row.lse, vec4(80.0)));
+            // lse lies below the logits of active segments by up to ln Δ, 87 for the shortest. Nodes without one may lie
+            // farther above it. Not `min`, which would lose a NaN.
+            let p = exp(select(a - row.lse, vec4(88.0), a - row.lse > vec4(88.0)));
             let a0 = vec4((*carry).logit, a.xyz);
             let p0 = vec4((*carry).p, p.xyz);
             let g0 = vec4((*carry).g, g.xyz);

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernel::{BoundRange, Call, params_buffer};
 use crate::shader::{Kernel, input, params, wgsl, workspace};
-use crate::tensor::TensorView;
+use crate::tensor::{TensorView, check_longest};
 
 params! {
     /// Parameters of every attention kernel; the vectors are [`TensorView::layout`]s.
@@ -105,15 +105,7 @@ pub(super) struct Packed {
 pub(super) fn check_sizes(shape: &AttentionShape) -> Result<()> {
     shape.validate()?;
     let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
-    for (name, size) in
-        [("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("queries", queries), ("keys", keys)]
-    {
-        if size > (1 << 29) {
-            let limit_name = "2²⁹, the longest dimension";
-            return Err(Error::Limit { argument: name.to_string(), got: size as u64, limit_name, limit: 1 << 29 });
-        }
-    }
-    Ok(())
+    check_longest(&[("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("queries", queries), ("keys", keys)])
 }
 
 /// Elements that packed sinks and intervals of the largest kind take.
@@ -221,7 +213,7 @@ impl<'a> Operands<'a> {
             },
             sink_k_stride: sink_stride(self.sink_k),
             sink_v_stride: sink_stride(self.sink_v),
-            has_intervals: u32::from(self.intervals.is_some()),
+            has_intervals: u32::from(self.intervals.is_some() && keys > 0),
             scale: config.scale() as f32,
             packed_sink_k: packed.sink_k,
             packed_sink_v: packed.sink_v,

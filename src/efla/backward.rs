@@ -21,7 +21,7 @@
 //! Since Y = Tᵀ(dV_new from within + K̂ dS') and dS = dS' + scale·QᵀdO − (γK̂)ᵀY, the reverse scan has the form of the
 //! forward one and is the same kernel text.
 
-use super::call::{EflaParams, Scratch, Sizes, StateArguments};
+use super::call::{EflaParams, Scratch, Sizes, StateArguments, check_sizes};
 use super::forward::{
     GATES, GRID, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, TILE, UPDATES, VALUE,
     chunk_constants, gates_workgroups, prepare_constants, state_constants, state_workgroups,
@@ -157,11 +157,8 @@ pub struct EflaBackwardPlan {
 
 impl EflaBackwardPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape) -> Result<Self> {
-        shape.validate()?;
+        check_sizes(shape)?;
         let gpu = efla.gpu();
-        for (_, kernel, constants) in kernels(efla.chunk(), efla.config().key_dim) {
-            gpu.precompile(kernel, constants)?;
-        }
         let sizes = Sizes::new(efla.config(), shape, Some(efla.chunk()));
         let Sizes { chunks, rows, key_dim, value_dim, .. } = sizes;
         let mut workspace = WorkspaceLayout::new(gpu.limits());
@@ -270,7 +267,8 @@ impl EflaBackwardPlan {
                 ("u", _) => part(self.scratch.u),
                 ("states", Stage::Scan | Stage::Writers) => part(self.d_states),
                 ("states", _) => part(self.scratch.states),
-                _ => None,
+                // Every name of the kernels' binding tables stands above.
+                (name, _) => unreachable!("{name} is no binding of EFLA"),
             }
         };
 

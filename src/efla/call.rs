@@ -4,7 +4,7 @@ use super::{EflaConfig, EflaShape, Integrator};
 use crate::error::Result;
 use crate::kernel::{Part, WorkspaceLayout};
 use crate::shader::params;
-use crate::tensor::TensorView;
+use crate::tensor::{TensorView, check_longest};
 
 params! {
     /// Parameters of every EFLA kernel; the vectors are [`TensorView::layout`]s.
@@ -24,6 +24,7 @@ params! {
         d_v: [u32; 4],
         d_beta: [u32; 4],
         batch: u32,
+        heads: u32,
         value_heads: u32,
         /// Value heads per query/key head.
         group: u32,
@@ -41,7 +42,6 @@ params! {
         /// Whether efla_gates writes what only the backward pass needs.
         with_rates: u32,
         unused0: u32,
-        unused1: u32,
     }
 }
 
@@ -50,6 +50,7 @@ impl EflaParams {
     pub fn new(config: &EflaConfig, shape: &EflaShape, sizes: &Sizes) -> Self {
         EflaParams {
             batch: shape.batch as u32,
+            heads: shape.heads as u32,
             value_heads: shape.value_heads as u32,
             group: shape.group() as u32,
             tokens: shape.tokens as u32,
@@ -94,6 +95,13 @@ pub(super) struct Sizes {
     pub rows: u64,
     pub key_dim: u64,
     pub value_dim: u64,
+}
+
+/// Refuses sizes that 32-bit integers on the device could not count with room to spare.
+pub(super) fn check_sizes(shape: &EflaShape) -> Result<()> {
+    shape.validate()?;
+    let EflaShape { batch, heads, value_heads, tokens } = *shape;
+    check_longest(&[("batch", batch), ("heads", heads), ("value_heads", value_heads), ("tokens", tokens)])
 }
 
 impl Sizes {

@@ -1,6 +1,6 @@
 //! The forward pass, chunked and recurrent: plan, bind, record.
 
-use super::call::{EflaParams, Scratch, Sizes, StateArguments};
+use super::call::{EflaParams, Scratch, Sizes, StateArguments, check_sizes};
 use super::{Efla, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
@@ -145,7 +145,7 @@ pub(crate) fn kernels(form: Form, chunk: usize, key_dim: usize) -> Vec<(&'static
 
 /// Workgroups of `efla_gates`.
 pub(super) fn gates_workgroups(sizes: &Sizes) -> u64 {
-    (sizes.sequences * sizes.tokens).div_ceil(64)
+    sizes.sequences.saturating_mul(sizes.tokens).div_ceil(64)
 }
 
 /// Workgroups of `efla_state`.
@@ -167,7 +167,7 @@ pub struct EflaPlan {
 
 impl EflaPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape) -> Result<Self> {
-        shape.validate()?;
+        check_sizes(shape)?;
         let chunk = match efla.config().form {
             Form::Chunked => Some(efla.chunk()),
             Form::Recurrent => None,
@@ -242,7 +242,8 @@ impl EflaPlan {
             "w" => part(self.scratch.w),
             "u" => part(self.scratch.u),
             "states" => part(self.scratch.states),
-            _ => None,
+            // Every name of the kernels' binding tables stands above.
+            _ => unreachable!("{name} is no binding of EFLA"),
         };
 
         let sizes = &self.sizes;

@@ -336,3 +336,18 @@ fn a_long_sequence() {
     let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 1000, keys: 1000 };
     Problem::random(rng, config, shape, true).check();
 }
+
+#[test]
+fn intervals_down_to_the_shortest() {
+    let rng = &mut rng(12);
+    let config = AttentionConfig { head_dim: 6, value_dim: 7, ..Default::default() };
+    let shape = AttentionShape { batch: 1, heads: 2, kv_heads: 2, queries: 40, keys: 40 };
+    let mut problem = Problem::random(rng, config, shape, true);
+    problem.d_lse = None;
+    // Only ratios of lengths matter to what is not the gradient of a length, which grows as they shrink.
+    let lengths = problem.intervals.clone().unwrap();
+    for length in [1e-30f32, 2e-37] {
+        problem.intervals = Some(lengths.iter().map(|x| length * (0.5 + x.min(1.0))).collect());
+        problem.check();
+    }
+}

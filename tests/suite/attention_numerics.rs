@@ -290,6 +290,18 @@ fn nothing_to_compute() {
 }
 
 #[test]
+fn no_key_but_intervals() {
+    let mut rng = rng(15);
+    for sink in SINKS {
+        for causal in [false, true] {
+            let config = AttentionConfig { head_dim: 3, value_dim: 4, sink, causal, ..Default::default() };
+            let shape = AttentionShape { batch: 2, heads: 2, kv_heads: 2, queries: 3, keys: 0 };
+            AttentionCase::random(config, shape, &mut rng).with_intervals(&mut rng).check();
+        }
+    }
+}
+
+#[test]
 fn zero_and_identical_tensors() {
     let mut rng = rng(14);
     for config in configs() {

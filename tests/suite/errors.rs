@@ -508,3 +508,29 @@ fn buffers_of_another_device() {
         println!("{name} of another device is refused");
     }
 }
+
+/// Neither reading nor writing lets the graphics stack's error handler hear of a caller's mistake.
+#[test]
+fn tensors_that_are_gone_or_foreign() {
+    let other = Gpu::new().unwrap();
+    let foreign = other.zeros(&[4]).unwrap();
+    let gone = gpu().zeros(&[4]).unwrap();
+    gone.buffer().destroy();
+    for (name, tensor) in [("foreign", &foreign), ("destroyed", &gone)] {
+        assert!(matches!(gpu().read(tensor), Err(Error::Gpu { .. })), "{name}");
+        assert!(matches!(gpu().write(tensor, &[0.0; 4]), Err(Error::Gpu { .. })), "{name}");
+    }
+    refused(gpu().write(&gone, &[0.0; 3]), "data", &["3 elements", "4"]);
+    other.device().destroy();
+    assert!(matches!(other.read(&foreign), Err(Error::Gpu { .. })));
+}
+
+#[test]
+fn efla_sizes_that_no_integer_holds() {
+    let efla = Efla::new(gpu(), EflaConfig::default()).unwrap();
+    for size in [usize::MAX, 1 << 40] {
+        let shape = EflaShape { batch: size, heads: 1, value_heads: 1, tokens: 0 };
+        refused(efla.plan(&shape), "batch", &["exceeds"]);
+        refused(efla.plan_backward(&shape), "batch", &["exceeds"]);
+    }
+}
