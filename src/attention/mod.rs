@@ -152,8 +152,8 @@ impl AttentionShape {
 /// Largest D, D_v of either operator.
 pub const MAX_DIM: usize = 256;
 
-/// The tensors of one attention call, in the shapes of [`AttentionShape`], all f32, rows of four-dimensional ones contiguous.
-/// They may be ranges of one buffer; outputs may not overlap anything.
+/// The tensors of one attention call, in the shapes of [`AttentionShape`], all f32, rows of four-dimensional ones
+/// contiguous. They may be ranges of one buffer; outputs may not overlap anything.
 #[derive(Debug, Clone)]
 pub struct AttentionTensors {
     /// Queries.
@@ -258,7 +258,7 @@ impl Attention {
         Ok(())
     }
 
-    /// Validates sizes and lays out the workspace of a backward call.
+    /// Validates sizes and lays out the workspace of a backward call; its kernels are compiled when a first one is bound.
     ///
     /// # Errors
     /// As [`Attention::plan`].
@@ -266,7 +266,7 @@ impl Attention {
         AttentionBackwardPlan::new(self, shape)
     }
 
-    /// Plans, binds and records a backward call in a compute pass of its own. Its kernels are compiled at the first.
+    /// Plans, binds and records a backward call in a compute pass of its own.
     ///
     /// # Errors
     /// As [`Attention::plan_backward`] and [`AttentionBackwardPlan::bind`]; nothing is recorded then.

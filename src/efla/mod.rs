@@ -141,8 +141,8 @@ impl EflaShape {
     }
 }
 
-/// The tensors of one EFLA call, in the shapes of [`EflaShape`], all f32; rows of four-dimensional ones contiguous. They may
-/// be ranges of one buffer; outputs may not overlap anything, save that `final_state` may be the very range of
+/// The tensors of one EFLA call, in the shapes of [`EflaShape`], all f32; rows of four-dimensional ones contiguous.
+/// They may be ranges of one buffer; outputs may not overlap anything, save that `final_state` may be the very range of
 /// `initial_state`: the state is then updated in place.
 #[derive(Debug, Clone)]
 pub struct EflaTensors {
@@ -318,11 +318,11 @@ impl Efla {
         Ok(())
     }
 
-    /// Compiles the kernels of the backward pass if this is the first such plan, validates sizes and lays out the
-    /// workspace of a backward call. Nothing is kept from the forward pass, and its form does not matter.
+    /// Validates sizes and lays out the workspace of a backward call; its kernels are compiled when a first one is bound.
+    /// Nothing is kept from the forward pass, and its form does not matter.
     ///
     /// # Errors
-    /// As [`Efla::plan`], and [`Error::Gpu`] when a kernel doesn't compile.
+    /// As [`Efla::plan`].
     pub fn plan_backward(&self, shape: &EflaShape) -> Result<EflaBackwardPlan> {
         EflaBackwardPlan::new(self, shape)
     }
