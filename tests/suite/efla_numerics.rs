@@ -1,6 +1,6 @@
 //! Keys, rates and steps at the ends of what float32 can hold.
 
-use continuous_attention::{EflaConfig, EflaShape, Integrator};
+use continuous_attention::{EflaConfig, EflaShape, Form, Integrator};
 
 use crate::harness::{EflaCase, FORMS, bits, forward_limit, judge, normal, pick, rng};
 
@@ -37,6 +37,21 @@ fn an_initial_state_under_keys_of_every_length() {
             let config = EflaConfig { key_dim: 64, normalize_k, ..config() };
             let case = case(config, &mut rng).with_key_lengths(|| length);
             case.with_initial_state(&mut rng).check_all_forms();
+        }
+    }
+}
+
+/// The default chunk keeps within the limits for shorter keys too.
+#[test]
+fn the_default_chunk_wipes_out_an_initial_state_well_enough() {
+    let mut rng = rng(15);
+    for key_dim in [12, 16, 17, 20, 32, 33, 48] {
+        for length in [1.0, 1e3, 1e10, 1e30] {
+            for form in [Form::Chunked, Form::Recurrent] {
+                let config = EflaConfig { key_dim, chunk: None, form, ..config() };
+                let case = case(config, &mut rng).with_key_lengths(|| length).with_initial_state(&mut rng);
+                case.judge(&case.run());
+            }
         }
     }
 }
