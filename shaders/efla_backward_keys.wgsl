@@ -1,11 +1,11 @@
 // EFLA backward, all chunks in parallel: what a token's key writes. With dS' the gradient of the state after the chunk,
 // X [C, D_v] the updates over |k| and s from efla_backward_values,
 //
-//     w += scale · lower_incl(dO Xᵀ)ᵀ Q + X dS'ᵀ − strict_lower(Y Xᵀ)ᵀ (γK̂) + s k̂
+//     w = scale · lower_incl(dO Xᵀ)ᵀ Q + X dS'ᵀ − strict_lower(Y Xᵀ)ᵀ (γK̂) + s k̂
 //
 //     [C, C] x [C, D_k] + [C, D_v] x [D_v, D_k] + [C, C] x [C, D_k],  the matrices [C, D_v] x [D_v, C]
 //
-// which completes a value head's part of d_k, whose term −c·SY efla_backward_read left in w.
+// which is a value head's part of d_k but for the term −c·SY that efla_backward_read adds.
 // Rows of a matrix are writers i, columns the later tokens r that read what i wrote: by their query, or by their key.
 
 // Who reads: queries (r ≥ i), then keys (r > i).
@@ -15,7 +15,8 @@ const KEYS: u32 = 1u;
 const DIRECTIONS: u32 = 2u;
 
 fn load_left(tile: Tile, part: u32, row: u32, column: u32) -> vec4<f32> {
-    return load_u(tile.row0 + row, column);
+    let at = (tile.row0 + row) * params.value_dim + clamped(column, params.value_dim);
+    return within(vec4(found[at.x], found[at.y], found[at.z], found[at.w]), column, params.value_dim);
 }
 
 fn load_right(tile: Tile, part: u32, row: u32, column: u32) -> vec4<f32> {
@@ -69,13 +70,16 @@ fn main(
             for (var r = 0u; r < 4u; r++) {
                 let row = 4u * tile.y + r;
                 let token = tile.token0 + row;
+                let at = (tile.row0 + row) * params.key_dim + column;
                 var value = sums[r];
                 if readers == KEYS {
                     value += load_rates(tile.place, token).y * load_unit_key(tile.place, token, column);
                 }
-                let at = (tile.row0 + row) * params.key_dim + column;
                 for (var c = 0u; c < 4u && column + c < params.key_dim; c++) {
-                    w[at + c] += value[c];
+                    if readers == KEYS {
+                        value[c] += w[at + c];
+                    }
+                    w[at + c] = value[c];
                 }
             }
         }

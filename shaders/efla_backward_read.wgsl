@@ -2,11 +2,11 @@
 // after it, its key the state before it; S is the state before the chunk, V_new [C, D_v] are the chunk's updates.
 //
 //     queries:            w = scale (dO Sᵀ + lower_incl(dO V_newᵀ) K̂)
-//     keys (with KEYS):   w = −c (Y Sᵀ + strict_lower(Y V_newᵀ) K̂)
+//     keys (with KEYS):   w −= c (Y Sᵀ + strict_lower(Y V_newᵀ) K̂)
 //
 //     [C, D_v] x [D_v, D_k] + [C, C] x [C, D_k],  the matrix [C, D_v] x [D_v, C]
 //
-// The first is a value head's part of d_Q, the second one term of its part of d_k; w is padded to whole chunks.
+// The first is a value head's part of d_Q, the second completes its part of d_k; w is padded to whole chunks.
 
 // Products: the matrix, whose left side is also that of the product with Sᵀ; then matrix x K̂.
 const SCORES: u32 = 0u;
@@ -68,7 +68,11 @@ fn main(
             let factor = select(params.scale, -load_gate(tile.place, tile.token0 + row).y, KEYS == 1u);
             let at = (tile.row0 + row) * params.key_dim + column;
             for (var c = 0u; c < 4u && column + c < params.key_dim; c++) {
-                w[at + c] = factor * sums[r][c];
+                var value = factor * sums[r][c];
+                if KEYS == 1u {
+                    value += w[at + c];
+                }
+                w[at + c] = value;
             }
         }
     }

@@ -7,12 +7,17 @@
 // V_new replaces U in the workspace, the state before every chunk goes to states [B, H_v, chunks, D_k, D_v] for pass 3.
 // A workgroup keeps STATE_COLUMNS columns of S in workgroup memory.
 //
-// With REVERSE it is the scan of the backward pass, from the last chunk to the first. With S [D_k, D_v] the gradient of
+// With SCAN = REVERSE it is the scan of the backward pass, from the last chunk to the first. With S [D_k, D_v] the gradient of
 // the state after a chunk, w = −TᵀK̂, u = Tᵀ(gradient of V_new from within the chunk) and states = scale·QᵀdO,
 //
 //     Y = u − w S  [C, D_k] x [D_k, D_v]        S ← S + states − (γK̂)ᵀY  [D_k, C] x [C, D_v]
 //
 // where Y, the gradient of diag(c) V, replaces u, and the gradient after every chunk replaces states.
+//
+// With SCAN = REPLAY V_new stands in u already, and only the states before the chunks are computed again.
+
+const REVERSE: u32 = 1u;
+const REPLAY: u32 = 2u;
 
 // Vectors of 4 state columns; rows of a chunk's product that an invocation has.
 const WIDTH: u32 = STATE_COLUMNS / 4u;
@@ -33,7 +38,7 @@ fn load_w(row: u32, column: u32) -> vec4<f32> {
 // 4 columns of what a token multiplies its row of the update with.
 fn load_direction(place: Place, token: u32, column: u32) -> vec4<f32> {
     let key = load_unit_key(place, token, column);
-    if REVERSE == 1u {
+    if SCAN == REVERSE {
         return -load_gate(place, token).x * key;
     }
     return key;
@@ -74,7 +79,7 @@ fn main(
     }
 
     for (var step = 0u; step < params.chunks; step++) {
-        let chunk = select(step, params.chunks - 1u - step, REVERSE == 1u);
+        let chunk = select(step, params.chunks - 1u - step, SCAN == REVERSE);
         let token0 = chunk * CHUNK;
         let row0 = (place.sequence * params.chunks + chunk) * CHUNK;
         let state0 = (place.sequence * params.chunks + chunk) * params.key_dim;
@@ -83,7 +88,7 @@ fn main(
         for (var r = 0u; r < ROWS; r++) {
             sums[r] = vec4(0.0);
         }
-        for (var key = 0u; key < KEY_STAGES; key++) {
+        for (var key = 0u; key < KEY_STAGES && SCAN != REPLAY; key++) {
             workgroupBarrier();
             for (var i = thread; i < CHUNK * VECTORS; i += THREADS) {
                 stage[i] = load_w(row0 + i / VECTORS, key * COLUMNS + 4u * (i % VECTORS));
@@ -101,13 +106,19 @@ fn main(
                 }
             }
         }
+        if SCAN == REPLAY {
+            // In place of those above: every invocation has read the update of the chunk before.
+            workgroupBarrier();
+        }
         for (var r = 0u; r < ROWS; r++) {
             let row = y * ROWS + r;
             let at = (row0 + row) * params.value_dim + column;
             var value = vec4(0.0);
             for (var c = 0u; c < columns; c++) {
                 value[c] = u[at + c] - sums[r][c];
-                u[at + c] = value[c];
+                if SCAN != REPLAY {
+                    u[at + c] = value[c];
+                }
             }
             update[row * WIDTH + x] = value;
         }
@@ -139,7 +150,7 @@ fn main(
                     var change = changes[r];
                     for (var c = 0u; c < columns && d < params.key_dim; c++) {
                         let at = (state0 + d) * params.value_dim + column + c;
-                        if REVERSE == 1u {
+                        if SCAN == REVERSE {
                             change[c] += states[at];
                         }
                         states[at] = row[c];

@@ -26,7 +26,9 @@
 //! | efla_backward_output | q, k, d_out, workspace | workspace (dV_new and dS from within the chunk) |
 //! | efla_backward_prepare | k, v (unused), workspace | workspace (TᵀK̂, Tᵀ dV_new) |
 //! | efla_backward_state | k, d_final_state, workspace | workspace (Y, dS'), d_initial_state |
-//! | efla_backward_values | k, v, workspace | workspace (X), d_v, d_beta |
+//! | efla_backward_found | k, workspace | workspace (P) |
+//! | efla_backward_values | v, workspace | workspace (X), d_v, d_beta |
+//! | efla_backward_replay | k, initial_state, workspace | workspace (states) |
 //! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
 //!
 //! What is to come has its place: lengths of ragged batches are packed into the workspace that every kernel but

@@ -10,20 +10,23 @@
 //! | efla_state | u = V_new, states = S |
 //! | efla_backward_read (queries) | w = each value head's part of d_Q |
 //! | efla_backward_sum (queries) | d_q |
-//! | efla_backward_output | y = dV_new from within the chunk, d_states = scale·QᵀdO |
+//! | efla_backward_found | found = P |
+//! | efla_backward_output | y = dV_new from within the chunk, states = scale·QᵀdO |
 //! | efla_backward_prepare | w = −TᵀK̂, y = Tᵀy |
-//! | efla_backward_state | y = Y, d_states = dS', d_initial_state |
-//! | efla_backward_read (keys) | w = −c·SY |
-//! | efla_backward_values | d_v, d_beta, u = X |
-//! | efla_backward_keys | w += what is left of each value head's part of d_k |
+//! | efla_backward_state | y = Y, states = dS', d_initial_state |
+//! | efla_backward_values | d_v, d_beta, found = X |
+//! | efla_backward_keys | w = each value head's part of d_k, but for −c·SY |
+//! | efla_backward_replay | states = S |
+//! | efla_backward_read (keys) | w −= c·SY |
 //! | efla_backward_sum (keys) | d_k |
 //!
 //! Since Y = Tᵀ(dV_new from within + K̂ dS') and dS = dS' + scale·QᵀdO − (γK̂)ᵀY, the reverse scan has the form of the
-//! forward one and is the same kernel text.
+//! forward one and is the same kernel text. S and dS' take turns in one matrix a chunk: the scan that brings S back has
+//! V_new to go by and costs half of the first.
 
 use super::call::{EflaParams, Scratch, Sizes, StateArguments, check_sizes};
 use super::forward::{
-    GATES, GRID, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, TILE, UPDATES, VALUE,
+    GATES, GRID, KEY, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, Scan, TILE, UPDATES,
     chunk_constants, gates_workgroups, prepare_constants, state_constants, state_workgroups,
 };
 use super::{Efla, EflaGradients, EflaShape};
@@ -36,7 +39,7 @@ const D_OUT: File = wgsl!("shared/efla_d_out.wgsl");
 
 pub(crate) static READ: Kernel = Kernel {
     name: "efla_backward_read",
-    files: &[GRID, TILE, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_read.wgsl")],
+    files: &[GRID, TILE, KEY, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_read.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[input("rows"), input("k"), workspace("gates"), workspace("u"), workspace("states"), workspace("w")],
 };
@@ -50,7 +53,7 @@ pub(crate) static SUM: Kernel = Kernel {
 
 pub(crate) static OUTPUT: Kernel = Kernel {
     name: "efla_backward_output",
-    files: &[GRID, TILE, QUERY, D_OUT, PRODUCT, wgsl!("efla_backward_output.wgsl")],
+    files: &[GRID, TILE, KEY, QUERY, D_OUT, PRODUCT, wgsl!("efla_backward_output.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[input("q"), input("k"), input("d_out"), workspace("gates"), workspace("u"), workspace("states")],
 };
@@ -67,25 +70,27 @@ pub(crate) static PREPARE_REVERSE: Kernel = Kernel {
 pub(crate) static STATE_REVERSE: Kernel =
     Kernel { name: "efla_backward_state", files: STATE_FILES, params: &EflaParams::LAYOUT, bindings: STATE.bindings };
 
+/// [`STATE`] once more, from V_new.
+pub(crate) static STATE_REPLAY: Kernel =
+    Kernel { name: "efla_backward_replay", files: STATE_FILES, params: &EflaParams::LAYOUT, bindings: STATE.bindings };
+
+pub(crate) static FOUND: Kernel = Kernel {
+    name: "efla_backward_found",
+    files: &[GRID, TILE, KEY, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_found.wgsl")],
+    params: &EflaParams::LAYOUT,
+    bindings: &[input("k"), workspace("gates"), workspace("u"), workspace("states"), workspace("found")],
+};
+
 pub(crate) static VALUES: Kernel = Kernel {
     name: "efla_backward_values",
-    files: &[GRID, TILE, VALUE, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_values.wgsl")],
+    files: &[GRID, TILE, wgsl!("efla_backward_values.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[
-        input("k"),
-        input("v"),
-        workspace("gates"),
-        workspace("y"),
-        workspace("states"),
-        workspace("u"),
-        output("d_v"),
-        output("d_beta"),
-    ],
+    bindings: &[input("v"), workspace("gates"), workspace("y"), workspace("found"), output("d_v"), output("d_beta")],
 };
 
 pub(crate) static KEYS: Kernel = Kernel {
     name: "efla_backward_keys",
-    files: &[GRID, TILE, QUERY, D_OUT, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_keys.wgsl")],
+    files: &[GRID, TILE, KEY, QUERY, D_OUT, PRODUCT, STATES, wgsl!("efla_backward_keys.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("q"),
@@ -93,28 +98,26 @@ pub(crate) static KEYS: Kernel = Kernel {
         input("d_out"),
         workspace("gates"),
         workspace("y"),
-        workspace("u"),
+        workspace("found"),
         workspace("states"),
         workspace("w"),
     ],
 };
 
-/// Rows of a query or key that one workgroup of `efla_backward_sum` sums.
-const SUM_ROWS: u64 = 8;
+/// Tokens of a head that one workgroup of `efla_backward_sum` or `efla_backward_values` has.
+const ROWS: u64 = 8;
 
 /// What one dispatch of the backward pass is for: it decides what the kernel's bindings stand for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The forward pass again.
+    /// From the initial state on: the forward pass and its states again.
     Recompute,
     /// d_q.
     Queries,
-    /// From dO to Y and dS'.
+    /// From d_final_state back: Y and dS'.
     Scan,
-    /// From S: d_v, d_beta, what reading the state gives to d_k.
+    /// d_v, d_beta, d_k.
     Keys,
-    /// From dS': what writing to it gives to d_k.
-    Writers,
 }
 
 /// The kernels in the order they run, with what is compiled into them.
@@ -127,16 +130,18 @@ pub(crate) fn kernels(chunk: usize, key_dim: usize) -> Vec<(Stage, &'static Kern
     vec![
         (Stage::Recompute, &GATES, vec![]),
         (Stage::Recompute, &PREPARE, prepare_constants(chunk, false)),
-        (Stage::Recompute, &STATE, state_constants(chunk, key_dim, false)),
+        (Stage::Recompute, &STATE, state_constants(chunk, key_dim, Scan::Forward)),
         (Stage::Queries, &READ, keys(false)),
         (Stage::Queries, &SUM, keys(false)),
+        (Stage::Keys, &FOUND, chunk_constants(chunk)),
         (Stage::Scan, &OUTPUT, chunk_constants(chunk)),
         (Stage::Scan, &PREPARE_REVERSE, prepare_constants(chunk, true)),
-        (Stage::Scan, &STATE_REVERSE, state_constants(chunk, key_dim, true)),
+        (Stage::Scan, &STATE_REVERSE, state_constants(chunk, key_dim, Scan::Reverse)),
+        (Stage::Keys, &VALUES, vec![("CHUNK", chunk as u32)]),
+        (Stage::Keys, &KEYS, chunk_constants(chunk)),
+        (Stage::Recompute, &STATE_REPLAY, state_constants(chunk, key_dim, Scan::Replay)),
         (Stage::Keys, &READ, keys(true)),
-        (Stage::Keys, &VALUES, chunk_constants(chunk)),
-        (Stage::Writers, &KEYS, chunk_constants(chunk)),
-        (Stage::Writers, &SUM, keys(true)),
+        (Stage::Keys, &SUM, keys(true)),
     ]
 }
 
@@ -150,8 +155,8 @@ pub struct EflaBackwardPlan {
     scratch: Scratch,
     /// Gradient of V_new from within the chunk, then Y, `[B, H_v, chunks·C, D_v]`.
     y: Part,
-    /// Gradient of the state after every chunk, `[B, H_v, chunks, D_k, D_v]`.
-    d_states: Part,
+    /// P, then X, `[B, H_v, chunks·C, D_v]`.
+    found: Part,
     spare: Part,
 }
 
@@ -160,20 +165,19 @@ impl EflaBackwardPlan {
         check_sizes(shape)?;
         let gpu = efla.gpu();
         let sizes = Sizes::new(efla.config(), shape, Some(efla.chunk()));
-        let Sizes { chunks, rows, key_dim, value_dim, .. } = sizes;
+        let Sizes { rows, value_dim, .. } = sizes;
         let mut workspace = WorkspaceLayout::new(gpu.limits());
         let scratch = Scratch::reserve(&mut workspace, &sizes, 8)?;
         let y = workspace.reserve("workspace of Y", sizes.elements(&[rows, value_dim]))?;
-        let d_states =
-            workspace.reserve("workspace of the states' gradients", sizes.elements(&[chunks, key_dim, value_dim]))?;
+        let found = workspace.reserve("workspace of P and X", sizes.elements(&[rows, value_dim]))?;
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
-        Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, sizes, workspace, scratch, y, d_states, spare })
+        Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, sizes, workspace, scratch, y, found, spare })
     }
 
     /// Bytes of device memory a call needs besides its tensors. With T padded to whole chunks of C tokens, per batch
-    /// and value head 4·(8 T + T (D_k + 2 D_v) + 2 (T/C) D_k D_v), each of its six parts rounded up to the device's
-    /// storage buffer alignment.
+    /// and value head 4·(8 T + T (D_k + 3 D_v) + (T/C) D_k D_v), each of its six parts rounded up to the device's storage
+    /// buffer alignment.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace.bytes()
     }
@@ -263,9 +267,9 @@ impl EflaBackwardPlan {
                 ("final_state", _) => ends.output().map_or_else(|| part(self.spare), |(_, view)| bound(view)),
                 ("gates", _) => part(self.scratch.gates),
                 ("w", _) => part(self.scratch.w),
+                ("found", _) => part(self.found),
                 ("y" | "rows", _) | ("u", Stage::Scan) => part(self.y),
                 ("u", _) => part(self.scratch.u),
-                ("states", Stage::Scan | Stage::Writers) => part(self.d_states),
                 ("states", _) => part(self.scratch.states),
                 // Every name of the kernels' binding tables stands above.
                 (name, _) => unreachable!("{name} is no binding of EFLA"),
@@ -277,8 +281,9 @@ impl EflaBackwardPlan {
         for (stage, kernel, constants) in kernels(self.efla.chunk(), config.key_dim) {
             let workgroups = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes),
-                "efla_state" | "efla_backward_state" => state_workgroups(sizes),
-                "efla_backward_sum" => (batch as u64 * heads as u64 * sizes.tokens).div_ceil(SUM_ROWS),
+                "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_workgroups(sizes),
+                "efla_backward_sum" => (batch as u64 * heads as u64 * sizes.tokens).div_ceil(ROWS),
+                "efla_backward_values" => (sizes.sequences * sizes.tokens).div_ceil(ROWS),
                 _ => sizes.sequences * sizes.chunks,
             };
             let params = if stage == Stage::Recompute { &recompute_params } else { &params };

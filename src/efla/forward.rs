@@ -10,6 +10,7 @@ use crate::tensor::{TensorView, check_overlaps};
 
 pub(super) const GRID: File = wgsl!("shared/grid.wgsl");
 pub(super) const TILE: File = wgsl!("shared/efla_tile.wgsl");
+pub(super) const KEY: File = wgsl!("shared/efla_key.wgsl");
 pub(super) const PRODUCT: File = wgsl!("shared/efla_product.wgsl");
 pub(super) const QUERY: File = wgsl!("shared/efla_query.wgsl");
 pub(super) const VALUE: File = wgsl!("shared/efla_value.wgsl");
@@ -24,8 +25,8 @@ pub(crate) static GATES: Kernel = Kernel {
 };
 
 /// Also of the backward pass, which prepares and scans with the transpose.
-pub(super) const PREPARE_FILES: &[File] = &[GRID, TILE, VALUE, UPDATES, wgsl!("efla_prepare.wgsl")];
-pub(super) const STATE_FILES: &[File] = &[GRID, TILE, wgsl!("efla_state.wgsl")];
+pub(super) const PREPARE_FILES: &[File] = &[GRID, TILE, KEY, VALUE, UPDATES, wgsl!("efla_prepare.wgsl")];
+pub(super) const STATE_FILES: &[File] = &[GRID, TILE, KEY, wgsl!("efla_state.wgsl")];
 
 pub(crate) static PREPARE: Kernel = Kernel {
     name: "efla_prepare",
@@ -51,7 +52,7 @@ pub(crate) static STATE: Kernel = Kernel {
 
 pub(crate) static OUTPUT: Kernel = Kernel {
     name: "efla_output",
-    files: &[GRID, TILE, QUERY, UPDATES, PRODUCT, STATES, wgsl!("efla_output.wgsl")],
+    files: &[GRID, TILE, KEY, QUERY, UPDATES, PRODUCT, STATES, wgsl!("efla_output.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[input("q"), input("k"), workspace("gates"), workspace("u"), workspace("states"), output("out")],
 };
@@ -120,13 +121,24 @@ pub(super) fn prepare_constants(chunk: usize, reverse: bool) -> Constants {
     constants
 }
 
-/// Constants of `efla_state`; `reverse` for the scan of the backward pass.
-pub(super) fn state_constants(chunk: usize, key_dim: usize, reverse: bool) -> Constants {
+/// What a run of `efla_state` is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scan {
+    /// V_new and the states, from the first chunk to the last.
+    Forward,
+    /// Y and the gradients of the states, from the last chunk to the first.
+    Reverse,
+    /// The states again, from V_new.
+    Replay,
+}
+
+/// Constants of `efla_state`.
+pub(super) fn state_constants(chunk: usize, key_dim: usize, scan: Scan) -> Constants {
     vec![
         ("CHUNK", chunk as u32),
         ("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32),
         ("STATE_COLUMNS", state_columns(key_dim) as u32),
-        ("REVERSE", reverse.into()),
+        ("SCAN", scan as u32),
     ]
 }
 
@@ -136,7 +148,7 @@ pub(crate) fn kernels(form: Form, chunk: usize, key_dim: usize) -> Vec<(&'static
         Form::Chunked => vec![
             (&GATES, vec![]),
             (&PREPARE, prepare_constants(chunk, false)),
-            (&STATE, state_constants(chunk, key_dim, false)),
+            (&STATE, state_constants(chunk, key_dim, Scan::Forward)),
             (&OUTPUT, chunk_constants(chunk)),
         ],
         Form::Recurrent => vec![(&GATES, vec![]), (&RECURRENT, vec![("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32)])],

@@ -105,24 +105,34 @@ impl Problem {
         worst
     }
 
-    /// The float64 gradients and the factor on attention's limits.
-    fn reference(&self) -> (reference::Gradients, f64) {
+    /// Calls `work` with the inputs of the reference.
+    fn with_inputs<T>(&self, work: impl FnOnce(&reference::Inputs) -> Result<T>) -> T {
         let (q, k, v) = (widen(&self.q), widen(&self.k), widen(&self.v));
         let sinks = self.sinks.as_ref().map(|[(k, _), (v, _)]| (widen(k), widen(v)));
         let intervals = self.intervals.as_deref().map(widen);
-        let inputs = reference::Inputs {
+        work(&reference::Inputs {
             q: &q,
             k: &k,
             v: &v,
             sink_k: sinks.as_ref().map(|(k, _)| &k[..]),
             sink_v: sinks.as_ref().map(|(_, v)| &v[..]),
             intervals: intervals.as_deref(),
-        };
+        })
+        .unwrap()
+    }
+
+    fn reference_forward(&self) -> reference::Output {
+        self.with_inputs(|inputs| reference::forward(&self.config, &self.shape, inputs))
+    }
+
+    /// The float64 gradients and the factor on attention's limits.
+    fn reference(&self) -> (reference::Gradients, f64) {
         let d_lse = self.d_lse.as_deref().map(widen);
-        let want =
-            reference::backward(&self.config, &self.shape, &inputs, &widen(&self.d_out), d_lse.as_deref()).unwrap();
-        let factor = attention_factor(reference::largest_logit(&self.config, &self.shape, &inputs).unwrap());
-        (want, factor)
+        self.with_inputs(|inputs| {
+            let d_out = widen(&self.d_out);
+            let want = reference::backward(&self.config, &self.shape, inputs, &d_out, d_lse.as_deref())?;
+            Ok((want, attention_factor(reference::largest_logit(&self.config, &self.shape, inputs)?)))
+        })
     }
 }
 
@@ -349,5 +359,89 @@ fn intervals_down_to_the_shortest() {
     for length in [1e-30f32, 2e-37] {
         problem.intervals = Some(lengths.iter().map(|x| length * (0.5 + x.min(1.0))).collect());
         problem.check();
+    }
+}
+
+/// A sequence cut in two: the later shard starts from the last key and value of the earlier one, the results are merged
+/// by their lse. Gradients of the merge go to either shard by the chain rule, and the shards' own gradients, added up,
+/// are those of the whole.
+#[test]
+fn gradients_of_merged_shards_are_those_of_the_whole() {
+    let rng = &mut rng(13);
+    for (sink, causal, queries, cut) in [
+        (Sink::Zero, true, 37, 60),
+        (Sink::First, false, 20, 1),
+        (Sink::Given, true, 33, 31),
+        (Sink::None, true, 64, 36),
+    ] {
+        let config = AttentionConfig { head_dim: 6, value_dim: 7, sink, causal, ..Default::default() };
+        let shape = AttentionShape { batch: 1, heads: 4, kv_heads: 2, queries, keys: 100 };
+        let mut whole = Problem::random(rng, config, shape, true);
+        // A shard of length 0 has no lse through which the gradient of its length could come.
+        whole.intervals.iter_mut().flatten().for_each(|length| *length += 0.01);
+        let cut_heads = |x: &[f32], width: usize, from: usize, to: usize| -> Vec<f32> {
+            x.chunks(100 * width).flat_map(|head| &head[from * width..to * width]).copied().collect()
+        };
+        let shard = |config: AttentionConfig, from: usize, to: usize| Problem {
+            config,
+            shape: AttentionShape { keys: to - from, ..shape },
+            k: cut_heads(&whole.k, 6, from, to),
+            v: cut_heads(&whole.v, 7, from, to),
+            intervals: whole.intervals.as_deref().map(|x| cut_heads(x, 1, from, to)),
+            ..whole.clone()
+        };
+        let mut shards = [
+            shard(AttentionConfig { causal: false, ..config }, 0, cut),
+            shard(AttentionConfig { sink: Sink::Given, ..config }, cut, 100),
+        ];
+        let last_node = |x: &[f32], width: usize| cut_heads(x, width, cut - 1, cut);
+        shards[1].sinks = Some([(last_node(&whole.k, 6), 1), (last_node(&whole.v, 7), 1)]);
+
+        // out = Σ_j e^{lse_j − lse} out_j: d_out_j = e^{lse_j − lse} d_out, d_lse_j = e^{lse_j − lse} (d_out·(out_j − out) + d_lse).
+        let parts = shards.each_ref().map(Problem::reference_forward);
+        let merged = reference::merge(&parts[0], &parts[1], 7).unwrap();
+        for (shard, part) in shards.iter_mut().zip(&parts) {
+            let mut d_lse = Vec::new();
+            for (row, lse) in part.lse.iter().enumerate() {
+                let weight = (lse - merged.lse[row]).exp();
+                let row = row * 7..row * 7 + 7;
+                let mut along = whole.d_lse.as_ref().map_or(0.0, |d_lse| f64::from(d_lse[row.start / 7]));
+                for c in row {
+                    along += f64::from(whole.d_out[c]) * (part.out[c] - merged.out[c]);
+                    shard.d_out[c] = (weight * f64::from(whole.d_out[c])) as f32;
+                }
+                d_lse.push((weight * along) as f32);
+            }
+            shard.d_lse = Some(d_lse);
+        }
+        let [earlier, later] = shards.each_ref().map(Problem::run);
+        let get = |gradients: &Gradients, name: &str| -> Vec<f32> {
+            gradients.iter().find(|(n, _)| *n == name).map(|(_, values)| values.clone()).unwrap()
+        };
+        let join = |name: &str, sink: &str, width: usize| -> Vec<f32> {
+            let (mut earlier, later, d_sink) = (get(&earlier, name), get(&later, name), get(&later, sink));
+            let heads = earlier.chunks_mut(cut * width).zip(later.chunks((100 - cut) * width));
+            heads
+                .zip(d_sink.chunks(width))
+                .flat_map(|((earlier, later), d_sink)| {
+                    earlier[(cut - 1) * width..].iter_mut().zip(d_sink).for_each(|(sum, x)| *sum += x);
+                    [&*earlier, later].concat()
+                })
+                .collect()
+        };
+        let d_q = get(&earlier, "d_q").iter().zip(get(&later, "d_q")).map(|(a, b)| a + b).collect();
+        let d_intervals = [get(&earlier, "d_intervals"), get(&later, "d_intervals")].concat();
+        let mut sums = vec![("d_q", d_q), ("d_k", join("d_k", "d_sink_k", 6)), ("d_v", join("d_v", "d_sink_v", 7))];
+        sums.push(("d_intervals", d_intervals));
+        if sink == Sink::Given {
+            sums.extend(["d_sink_k", "d_sink_v"].map(|name| (name, get(&earlier, name))));
+        }
+        let (want, factor) = whole.reference();
+        for (name, got) in sums {
+            let result =
+                compare(&got, named(&want, name), limit(Quantity::Gradient, DType::F32) * factor, Scale::Tensor);
+            println!("{sink:?} {name}: rms {:.2e}", result.rms);
+            assert!(result.passed(), "{sink:?} {name}: {result:?}");
+        }
     }
 }
