@@ -57,6 +57,9 @@ pub struct EflaConfig {
     pub chunk: Option<usize>,
     /// Chunked by default.
     pub form: Form,
+    /// Whether the state also decays: calls then have a log decay per token and value head, and only then. Off by
+    /// default.
+    pub gated: bool,
 }
 
 impl Default for EflaConfig {
@@ -70,6 +73,7 @@ impl Default for EflaConfig {
             scale: None,
             chunk: None,
             form: Form::default(),
+            gated: false,
         }
     }
 }
@@ -98,6 +102,16 @@ impl EflaConfig {
     /// The factor on Sᵀq.
     pub fn scale(&self) -> f64 {
         self.scale.unwrap_or(1.0 / (self.key_dim as f64).sqrt())
+    }
+
+    /// Refuses a log decay where there is none, and a missing one where there is.
+    pub(crate) fn check_gated(&self, has_log_decay: bool) -> Result<()> {
+        let (got, needed) = match (self.gated, has_log_decay) {
+            (true, false) => ("none", "one: the operator is gated"),
+            (false, true) => ("a tensor", "none: the operator is not gated"),
+            _ => return Ok(()),
+        };
+        Err(Error::argument("log_decay", got, needed))
     }
 
     /// Refuses what no shape could make right.

@@ -124,7 +124,8 @@ impl Problem {
     fn reference(&self) -> [Vec<f64>; 5] {
         let [q, k, v, beta, d_out] = [&self.q, &self.k, &self.v, &self.beta, &self.d_out].map(|x| wide(x));
         let initial_state = self.initial_state.as_deref().map(wide);
-        let inputs = efla::Inputs { q: &q, k: &k, v: &v, beta: &beta, initial_state: initial_state.as_deref() };
+        let inputs =
+            efla::Inputs { q: &q, k: &k, v: &v, beta: &beta, initial_state: initial_state.as_deref(), log_decay: None };
         let d_final_state = self.d_final_state.as_deref().map(wide);
         let gradients = efla::backward(&self.config, &self.shape, &inputs, &d_out, d_final_state.as_deref()).unwrap();
         [gradients.d_q, gradients.d_k, gradients.d_v, gradients.d_beta, gradients.d_initial_state]
@@ -252,6 +253,7 @@ fn random_cases() {
             scale: random.bool().then(|| random.f64() + 0.1),
             chunk: Some([16, 32, 64][random.usize(0..3)]),
             form: if random.bool() { Form::Chunked } else { Form::Recurrent },
+            gated: false,
         };
         let heads = random.usize(1..=2);
         let shape = shape(random.usize(1..=2), heads, heads * random.usize(1..=3), random.usize(1..=150));

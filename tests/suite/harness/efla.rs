@@ -84,7 +84,8 @@ impl EflaCase {
     pub fn reference(&self) -> Output {
         let (q, k, v, beta) = (widen(&self.q), widen(&self.k), widen(&self.v), widen(&self.beta));
         let initial_state = self.initial_state.as_deref().map(widen);
-        let inputs = Inputs { q: &q, k: &k, v: &v, beta: &beta, initial_state: initial_state.as_deref() };
+        let inputs =
+            Inputs { q: &q, k: &k, v: &v, beta: &beta, initial_state: initial_state.as_deref(), log_decay: None };
         let config = EflaConfig { form: Form::Recurrent, chunk: None, ..self.config };
         forward(&config, &self.shape, &inputs)
             .unwrap_or_else(|error| panic!("the reference refuses {}: {error}", self.label()))
