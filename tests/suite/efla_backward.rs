@@ -95,6 +95,7 @@ impl Problem {
             k: up(&self.k, &key),
             v: up(&self.v, &value),
             beta: up(&self.beta, &beta),
+            log_decay: None,
             initial_state: self.initial_state.as_ref().map(|values| up(values, &state)),
             d_out: up(&self.d_out, &value),
             d_final_state: self.d_final_state.as_ref().map(|values| up(values, &state)),
@@ -102,6 +103,7 @@ impl Problem {
             d_k,
             d_v,
             d_beta,
+            d_log_decay: None,
             d_initial_state: Some(d_initial_state),
             workspace: Some(nan(&[plan.workspace_bytes() as usize / 4]).view()),
         };
@@ -590,6 +592,7 @@ fn one_buffer_for_everything() {
             k: view(1, key),
             v: view(2, value),
             beta: view(3, beta),
+            log_decay: None,
             initial_state: Some(view(4, state)),
             d_out: view(5, value),
             d_final_state: Some(view(6, state)),
@@ -597,6 +600,7 @@ fn one_buffer_for_everything() {
             d_k: view(8, key),
             d_v: view(9, value),
             d_beta: view(10, beta),
+            d_log_decay: None,
             d_initial_state: Some(view(if in_place { 6 } else { 11 }, state)),
             workspace: Some(TensorView::new(arena.buffer(), 0, &[workspace])),
         };

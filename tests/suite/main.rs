@@ -14,6 +14,7 @@ mod composition;
 mod configurations;
 mod devices;
 mod efla_backward;
+mod efla_gated;
 mod efla_numerics;
 mod efla_options;
 mod errors;
