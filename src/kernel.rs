@@ -112,6 +112,11 @@ pub(crate) struct BoundRange {
 }
 
 impl BoundRange {
+    /// A buffer as a whole.
+    pub fn whole(buffer: &wgpu::Buffer) -> Self {
+        BoundRange { buffer: buffer.clone(), offset: 0, size: buffer.size(), format: Format::default() }
+    }
+
     /// The range of a checked view, from the aligned offset at or before its first element.
     pub fn of(view: &TensorView, limits: &wgpu::Limits) -> Self {
         let bytes = view.bytes();
@@ -177,7 +182,7 @@ impl Call {
         }
         debug_assert_eq!(arguments.len(), kernel.bindings.len());
         debug_assert_eq!(params.size(), kernel.params.size as u64);
-        let absent = BoundRange { buffer: params.clone(), offset: 0, size: params.size(), format: Format::default() };
+        let absent = BoundRange::whole(params);
         let ranges: Vec<_> = arguments.iter().map(|range| range.as_ref().unwrap_or(&absent)).collect();
         let written = |buffer: &wgpu::Buffer| {
             let bound = ranges.iter().zip(kernel.bindings);
@@ -190,7 +195,8 @@ impl Call {
             }
         }
         let formats = ranges.iter().zip(kernel.bindings);
-        let formats = formats.map(|(range, binding)| if binding.stored { range.format } else { Format::default() });
+        let formats =
+            formats.map(|(range, binding)| if binding.is_stored() { range.format } else { Format::default() });
         let pipeline = gpu.pipeline(&Variant { kernel, constants, writable_inputs, formats: formats.collect() })?;
         let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
         entries.extend(ranges.iter().enumerate().map(|(index, range)| wgpu::BindGroupEntry {

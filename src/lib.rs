@@ -66,7 +66,7 @@ mod trusted;
 
 pub use attention::{
     Attention, AttentionBackwardPlan, AttentionConfig, AttentionGradients, AttentionPlan, AttentionShape,
-    AttentionTensors, Method, Sink,
+    AttentionTensors, Lengths, Method, Sink,
 };
 pub use efla::{Efla, EflaBackwardPlan, EflaConfig, EflaGradients, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
 pub use error::{Error, Result};

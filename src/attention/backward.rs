@@ -1,9 +1,9 @@
 //! The backward pass: plan, bind, record.
 
 use super::operands::{
-    AttentionParams, BLOCK_K, BLOCK_Q, Operands, check_sizes, is_shared, packed_elements, three_dimensions,
+    AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, three_dimensions,
 };
-use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Method, Sink};
+use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
 use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
@@ -45,6 +45,7 @@ pub(crate) static OUTPUTS: Kernel = Kernel {
         input("v").stored(),
         input("d_out").stored(),
         workspace("workspace"),
+        input("table").words(),
     ],
 };
 
@@ -59,6 +60,7 @@ pub(crate) static DQ: Kernel = Kernel {
         input("d_out").stored(),
         workspace("workspace"),
         output("d_q").stored(),
+        input("table").words(),
     ],
 };
 
@@ -74,6 +76,7 @@ pub(crate) static DKV: Kernel = Kernel {
         workspace("workspace"),
         output("d_k").stored(),
         output("d_v").stored(),
+        input("table").words(),
     ],
 };
 
@@ -85,8 +88,9 @@ pub(crate) static REDUCE: Kernel = Kernel {
 };
 
 /// What is compiled into `attention_backward_dq` and `attention_backward_dkv`.
-pub(crate) fn constants(config: &AttentionConfig) -> Constants {
+pub(crate) fn constants(config: &AttentionConfig, ragged: (&'static str, u32)) -> Constants {
     vec![
+        ragged,
         ("CONTINUOUS", u32::from(config.method == Method::Continuous)),
         ("BLOCK_Q", BLOCK_Q as u32),
         ("BLOCK_K", BLOCK_K as u32),
@@ -131,6 +135,8 @@ pub struct AttentionGradients {
     pub d_sink_v: Option<TensorView>,
     /// Written when given: gradient of the intervals.
     pub d_intervals: Option<TensorView>,
+    /// As in the forward call.
+    pub lengths: Lengths,
     /// [`AttentionBackwardPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
     pub workspace: Option<TensorView>,
 }
@@ -160,6 +166,7 @@ impl AttentionGradients {
             d_sink_k: None,
             d_sink_v: None,
             d_intervals: None,
+            lengths: forward.lengths.clone(),
             workspace: None,
         }
     }
@@ -189,6 +196,8 @@ impl AttentionGradients {
 pub struct AttentionBackwardPlan {
     attention: Attention,
     shape: AttentionShape,
+    lengths: Lengths,
+    blocks: Blocks,
     workspace: WorkspaceLayout,
     /// Packed inputs, rows and partial gradients are bound as one.
     all: Part,
@@ -201,23 +210,38 @@ pub struct AttentionBackwardPlan {
 }
 
 impl AttentionBackwardPlan {
-    pub(super) fn new(attention: &Attention, shape: &AttentionShape) -> Result<Self> {
+    pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
         let config = attention.config();
-        let sequences = shape.batch as u64 * shape.kv_heads as u64;
+        let blocks = Blocks::new(attention.gpu(), config, shape, lengths)?;
+        let kv_heads = shape.kv_heads as u64;
         let rows_elements = (shape.batch as u64 * shape.heads as u64).saturating_mul(2 * shape.queries as u64);
-        let sinks = if config.sink == Sink::Given { sequences } else { 0 };
-        let rows = packed_elements(config, shape);
+        let sinks = if config.sink == Sink::Given { blocks.sequences as u64 * kv_heads } else { 0 };
+        let rows = packed_elements(config, shape, blocks.sequences);
         let d_sink_k = rows.saturating_add(rows_elements);
         let d_sink_v = d_sink_k.saturating_add(sinks.saturating_mul(config.head_dim as u64));
         let d_intervals = d_sink_v.saturating_add(sinks.saturating_mul(config.value_dim as u64));
-        let lengths = if config.method == Method::Continuous { sequences.saturating_mul(shape.keys as u64) } else { 0 };
+        let segments = match config.method {
+            Method::Continuous => (shape.batch as u64 * kv_heads).saturating_mul(shape.keys as u64),
+            Method::Softmax => 0,
+        };
         let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
-        let all = workspace.reserve("workspace of the gradients", d_intervals.saturating_add(lengths))?;
+        let all = workspace.reserve("workspace of the gradients", d_intervals.saturating_add(segments))?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        let (attention, shape) = (attention.clone(), *shape);
-        Ok(AttentionBackwardPlan { attention, shape, workspace, all, rows, d_sink_k, d_sink_v, d_intervals, spare })
+        Ok(AttentionBackwardPlan {
+            attention: attention.clone(),
+            shape: *shape,
+            lengths: lengths.clone(),
+            blocks,
+            workspace,
+            all,
+            rows,
+            d_sink_k,
+            d_sink_v,
+            d_intervals,
+            spare,
+        })
     }
 
     /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has: linear in T.
@@ -238,7 +262,8 @@ impl AttentionBackwardPlan {
         let (config, limits) = (self.attention.config(), gpu.limits());
         let AttentionShape { batch, heads, kv_heads, queries, keys } = self.shape;
         let operands = tensors.operands();
-        let mut inputs = operands.check(config, &self.shape, limits)?;
+        self.lengths.check(&tensors.lengths)?;
+        let mut inputs = operands.check(config, &self.shape, self.blocks.sequences, limits)?;
         let rows_shape = [batch, heads, queries];
         let out_shape = [batch, heads, queries, config.value_dim];
         tensors.out.check_stored("out", &out_shape, limits)?;
@@ -295,9 +320,8 @@ impl AttentionBackwardPlan {
             d_sink_k_partial: self.d_sink_k as u32,
             d_sink_v_partial: self.d_sink_v as u32,
             d_intervals_partial: self.d_intervals as u32,
-            ..operands.params(config, &self.shape, limits, packed)
+            ..operands.params(config, &self.shape, &self.blocks, limits, packed)
         };
-        let (row_blocks, sequences) = (u64::from(params.row_blocks), batch as u64 * kv_heads as u64);
         let row_count = batch as u64 * heads as u64 * queries as u64;
         let params = params_buffer(gpu, "attention_backward", &params);
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
@@ -307,31 +331,33 @@ impl AttentionBackwardPlan {
         let arguments = [bound(&tensors.out), bound(&tensors.lse), d_out.clone(), d_lse, Some(all.clone())];
         call.push(gpu, &ROWS, Vec::new(), &params, &arguments, row_count.div_ceil(64))?;
 
-        let workgroups = row_blocks * heads as u64 * batch as u64;
+        let constants = constants(config, self.blocks.constants());
+        let table = self.blocks.bound();
+        let workgroups = self.blocks.row_tasks(&self.shape);
+        let inputs = [q, k, v, d_out, Some(all.clone())];
         if !has_out {
-            let arguments = [q.clone(), k.clone(), v.clone(), d_out.clone(), Some(all.clone())];
-            call.push(gpu, &OUTPUTS, constants(config), &params, &arguments, workgroups)?;
+            let arguments = [&inputs[..], &[table.clone()]].concat();
+            call.push(gpu, &OUTPUTS, constants.clone(), &params, &arguments, workgroups)?;
         }
-        let arguments = [q.clone(), k.clone(), v.clone(), d_out.clone(), Some(all.clone()), bound(&tensors.d_q)];
-        call.push(gpu, &DQ, constants(config), &params, &arguments, workgroups)?;
+        let arguments = [&inputs[..], &[bound(&tensors.d_q), table.clone()]].concat();
+        call.push(gpu, &DQ, constants.clone(), &params, &arguments, workgroups)?;
 
         let spare = |part: &Part| Some(part.of(&workspace));
         let d_k = bound(&tensors.d_k).or_else(|| spare(&self.spare[0]));
         let d_v = bound(&tensors.d_v).or_else(|| spare(&self.spare[1]));
-        let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
         // Without a token only a given sink has a gradient.
-        let node_blocks = if keys > 0 || config.sink == Sink::Given { (keys / own_nodes + 1) as u64 } else { 0 };
-        let workgroups = node_blocks * sequences;
-        let arguments = [q, k, v, d_out, Some(all.clone()), d_k, d_v];
-        call.push(gpu, &DKV, constants(config), &params, &arguments, workgroups)?;
+        let any = keys > 0 || config.sink == Sink::Given;
+        let workgroups = if any { self.blocks.node_tasks(&self.shape) } else { 0 };
+        let arguments = [&inputs[..], &[d_k, d_v, table]].concat();
+        call.push(gpu, &DKV, constants, &params, &arguments, workgroups)?;
 
-        // Sinks of batch 1 gather from every batch, intervals from every head.
+        // Sinks that are shared gather from every sequence, intervals from every head.
         let (kv_heads, keys) = (kv_heads as u64, keys as u64);
         for (gradient, source, size) in [
             (&tensors.d_sink_k, self.d_sink_k, kv_heads * config.head_dim as u64),
             (&tensors.d_sink_v, self.d_sink_v, kv_heads * config.value_dim as u64),
         ] {
-            let count = if gradient.as_ref().is_some_and(is_shared) { batch as u64 } else { 1 };
+            let count = if gradient.as_ref().is_some_and(is_shared) { self.blocks.sequences as u64 } else { 1 };
             self.reduce(&mut call, gradient.as_ref(), &all, [source, size, count, size])?;
         }
         let lengths = [self.d_intervals, kv_heads * keys, kv_heads, keys];

@@ -1,7 +1,7 @@
 //! The forward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, check_sizes, packed_elements};
-use super::{Attention, AttentionShape, AttentionTensors, Method};
+use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Blocks, check_sizes, packed_elements};
+use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method};
 use crate::error::Result;
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
 use crate::shader::{Constants, Kernel, input, output, wgsl, workspace};
@@ -23,12 +23,22 @@ pub(crate) static FORWARD: Kernel = Kernel {
         workspace("workspace"),
         output("out").stored(),
         output("lse"),
+        input("table").words(),
     ],
 };
 
+pub(crate) static COMBINE: Kernel = Kernel {
+    name: "attention_combine",
+    files: &[wgsl!("shared/grid.wgsl"), wgsl!("attention_combine.wgsl")],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[workspace("workspace"), output("out").stored(), output("lse")],
+};
+
 /// What is compiled into `attention_forward`.
-pub(crate) fn constants(method: Method, value_dim: usize) -> Constants {
+pub(crate) fn constants(method: Method, value_dim: usize, ragged: (&'static str, u32), split: bool) -> Constants {
     vec![
+        ragged,
+        ("SPLIT", split.into()),
         ("CONTINUOUS", u32::from(method == Method::Continuous)),
         ("BLOCK_Q", BLOCK_Q as u32),
         ("BLOCK_K", BLOCK_K as u32),
@@ -36,25 +46,57 @@ pub(crate) fn constants(method: Method, value_dim: usize) -> Constants {
     ]
 }
 
+/// Below this many workgroups the keys of a row are split over several, each of which gets at least so many nodes.
+const FEW_WORKGROUPS: u64 = 128;
+const SPLIT_NODES: u64 = 512;
+
+/// How the nodes of a row are split: into how many parts, of how many nodes.
+fn splits(config: &AttentionConfig, shape: &AttentionShape, blocks: &Blocks) -> (u64, u64) {
+    let nodes = blocks.longest as u64 + 1;
+    // A window slides over the nodes: parts out of its reach would have nothing to do.
+    let seen = config.window.map_or(nodes, |window| (window + BLOCK_Q) as u64).min(nodes);
+    let splits = (FEW_WORKGROUPS / blocks.row_tasks(shape).max(1)).min(seen / SPLIT_NODES);
+    if splits < 2 || seen < nodes {
+        return (1, nodes);
+    }
+    let length = nodes.div_ceil(splits).next_multiple_of(BLOCK_K as u64);
+    (nodes.div_ceil(length), length)
+}
+
 /// A validated forward call of given sizes, from [`Attention::plan`].
 #[derive(Debug, Clone)]
 pub struct AttentionPlan {
     attention: Attention,
     shape: AttentionShape,
+    lengths: Lengths,
+    blocks: Blocks,
+    /// Parts of a row's nodes that workgroups of their own have, and nodes of each.
+    splits: (u64, u64),
     workspace: WorkspaceLayout,
-    packed: Part,
+    /// Packed inputs, then out and lse of every split.
+    all: Part,
+    out_partial: u64,
+    lse_partial: u64,
     /// Where an lse nobody asked for is bound.
     spare: Part,
 }
 
 impl AttentionPlan {
-    pub(super) fn new(attention: &Attention, shape: &AttentionShape) -> Result<Self> {
+    pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
-        let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
-        let packed = workspace.reserve("workspace of packed inputs", packed_elements(attention.config(), shape))?;
+        let (gpu, config) = (attention.gpu(), attention.config());
+        let blocks = Blocks::new(gpu, config, shape, lengths)?;
+        let splits = splits(config, shape, &blocks);
+        let rows = shape.batch as u64 * shape.heads as u64 * shape.queries as u64;
+        let partial_rows = if splits.0 > 1 { splits.0 * rows } else { 0 };
+        let out_partial = packed_elements(config, shape, blocks.sequences);
+        let lse_partial = out_partial.saturating_add(partial_rows.saturating_mul(config.value_dim as u64));
+        let mut workspace = WorkspaceLayout::new(gpu.limits());
+        let all = workspace.reserve("workspace of attention", lse_partial.saturating_add(partial_rows))?;
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
-        Ok(AttentionPlan { attention: attention.clone(), shape: *shape, workspace, packed, spare })
+        let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
+        Ok(AttentionPlan { attention, shape, lengths, blocks, splits, workspace, all, out_partial, lse_partial, spare })
     }
 
     /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has.
@@ -78,7 +120,8 @@ impl AttentionPlan {
         let (config, limits) = (self.attention.config(), gpu.limits());
         let AttentionShape { batch, heads, queries, .. } = self.shape;
         let operands = tensors.operands();
-        let inputs = operands.check(config, &self.shape, limits)?;
+        self.lengths.check(&tensors.lengths)?;
+        let inputs = operands.check(config, &self.shape, self.blocks.sequences, limits)?;
         tensors.out.check_stored_output("out", &[batch, heads, queries, config.value_dim], limits)?;
         let mut outputs = vec![("out", &tensors.out)];
         if let Some(lse) = &tensors.lse {
@@ -90,26 +133,39 @@ impl AttentionPlan {
         check_overlaps(&outputs, &inputs)?;
 
         let mut call = Call::default();
-        let packed_range = self.packed.of(&workspace);
-        let packed = operands.pack(gpu, &mut call, &packed_range)?;
+        let all = self.all.of(&workspace);
+        let packed = operands.pack(gpu, &mut call, &all)?;
         let params = AttentionParams {
             out: tensors.out.layout(limits),
             lse: tensors.lse.as_ref().map_or([0; 4], |lse| lse.layout(limits)),
             has_lse: u32::from(tensors.lse.is_some()),
-            ..operands.params(config, &self.shape, limits, packed)
+            splits: self.splits.0 as u32,
+            split_nodes: self.splits.1 as i32,
+            out_partial: self.out_partial as u32,
+            lse_partial: self.lse_partial as u32,
+            ..operands.params(config, &self.shape, &self.blocks, limits, packed)
         };
-        let workgroups = u64::from(params.row_blocks) * heads as u64 * batch as u64;
         let params = params_buffer(gpu, FORWARD.name, &params);
+        let split = self.splits.0 > 1;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
+        let (out, lse) =
+            (bound(&tensors.out), tensors.lse.as_ref().map_or_else(|| Some(self.spare.of(&workspace)), bound));
         let arguments = [
             bound(&tensors.q),
             bound(&tensors.k),
             bound(&tensors.v),
-            Some(packed_range),
-            bound(&tensors.out),
-            tensors.lse.as_ref().map_or_else(|| Some(self.spare.of(&workspace)), bound),
+            Some(all.clone()),
+            out.clone(),
+            lse.clone(),
+            self.blocks.bound(),
         ];
-        call.push(gpu, &FORWARD, constants(config.method, config.value_dim), &params, &arguments, workgroups)?;
+        let constants = constants(config.method, config.value_dim, self.blocks.constants(), split);
+        let workgroups = self.blocks.row_tasks(&self.shape) * self.splits.0;
+        call.push(gpu, &FORWARD, constants, &params, &arguments, workgroups)?;
+        if split {
+            let vectors = batch as u64 * heads as u64 * queries as u64 * config.value_dim.div_ceil(4) as u64;
+            call.push(gpu, &COMBINE, Vec::new(), &params, &[Some(all), out, lse], vectors.div_ceil(64))?;
+        }
         Ok(call)
     }
 }

@@ -342,6 +342,7 @@ fn attention_within_one_arena() {
             intervals: intervals.map(|offset| view(offset, &[2, 70])),
             out: view(out, &case.out_shape()),
             lse: Some(view(lse, &case.lse_shape())),
+            lengths: Default::default(),
             workspace: Some(view(workspace, &[(plan.workspace_bytes() / 4) as usize])),
         };
         submit(gpu, &plan.bind(&tensors).unwrap());
