@@ -60,6 +60,7 @@ mod error;
 mod gpu;
 mod kernel;
 pub mod reference;
+mod rotary;
 mod shader;
 mod tensor;
 mod trusted;
@@ -72,5 +73,6 @@ pub use efla::{Efla, EflaBackwardPlan, EflaConfig, EflaGradients, EflaPlan, Efla
 pub use error::{Error, Result};
 pub use gpu::{AdapterChoice, Gpu, GpuOptions};
 pub use kernel::Call;
+pub use rotary::{Pairing, RotaryConfig, RotaryShape};
 pub use tensor::{DType, Tensor, TensorView};
 pub use wgpu;

@@ -12,6 +12,7 @@ pub mod attention;
 pub mod compare;
 pub mod efla;
 pub mod phi;
+pub mod rotary;
 mod support;
 
 #[cfg(test)]
