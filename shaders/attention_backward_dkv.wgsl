@@ -155,13 +155,13 @@ fn main(
             if node == 1 && params.sink == SINK_FIRST {
                 result += d_keys[4u * s + i - 1u];
             }
+            if node > 0 {
+                let base = params.d_k.x + batch * params.d_k.y + kv_head * params.d_k.z;
+                d_k_store4(base + u32(node - 1) * params.d_k.w, column, params.head_dim, result);
+                continue;
+            }
             for (var c = 0u; c < 4u && column + c < params.head_dim; c++) {
-                if node == 0 {
-                    workspace[params.d_sink_k_partial + sinks * params.head_dim + column + c] = result[c];
-                } else {
-                    let base = params.d_k.x + batch * params.d_k.y + kv_head * params.d_k.z;
-                    d_k[base + u32(node - 1) * params.d_k.w + column + c] = result[c];
-                }
+                workspace[params.d_sink_k_partial + sinks * params.head_dim + column + c] = result[c];
             }
         }
         for (var s = 0u; s < VALUE_STAGES; s++) {
@@ -170,13 +170,13 @@ fn main(
             if node == 1 && params.sink == SINK_FIRST {
                 result += d_values[4u * s + i - 1u];
             }
+            if node > 0 {
+                let base = params.d_v.x + batch * params.d_v.y + kv_head * params.d_v.z;
+                d_v_store4(base + u32(node - 1) * params.d_v.w, column, params.value_dim, result);
+                continue;
+            }
             for (var c = 0u; c < 4u && column + c < params.value_dim; c++) {
-                if node == 0 {
-                    workspace[params.d_sink_v_partial + sinks * params.value_dim + column + c] = result[c];
-                } else {
-                    let base = params.d_v.x + batch * params.d_v.y + kv_head * params.d_v.z;
-                    d_v[base + u32(node - 1) * params.d_v.w + column + c] = result[c];
-                }
+                workspace[params.d_sink_v_partial + sinks * params.value_dim + column + c] = result[c];
             }
         }
     }

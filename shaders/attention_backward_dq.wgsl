@@ -99,9 +99,7 @@ fn main(
             // Rows without an integral get 0, whatever the keys hold.
             let has_integral = ranges[4u * y + i].y >= ranges[4u * y + i].x;
             let result = select(vec4(0.0), params.scale * sums[4u * s + i], has_integral);
-            for (var c = 0u; c < 4u && column + c < params.head_dim; c++) {
-                d_q[base + row * params.d_q.w + column + c] = result[c];
-            }
+            d_q_store4(base + row * params.d_q.w, column, params.head_dim, result);
         }
     }
 }

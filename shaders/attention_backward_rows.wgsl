@@ -19,8 +19,9 @@ fn main(
     let out_base = params.out.x + batch * params.out.y + head * params.out.z + row * params.out.w;
     let d_out_base = params.d_out.x + batch * params.d_out.y + head * params.d_out.z + row * params.d_out.w;
     var sum = 0.0;
-    for (var c = 0u; c < params.value_dim; c++) {
-        sum += d_out[d_out_base + c] * out[out_base + c];
+    // An out of 16 bits was rounded: its D comes from attention_backward_outputs.
+    for (var c = 0u; c < params.value_dim && params.has_out == 1u; c += 4u) {
+        sum += dot(d_out_load4(d_out_base, c, params.value_dim), out_load4(out_base, c, params.value_dim));
     }
     if params.has_d_lse == 1u {
         sum -= d_lse[params.d_lse.x + batch * params.d_lse.y + head * params.d_lse.z + row * params.d_lse.w];

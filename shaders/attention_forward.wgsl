@@ -288,9 +288,7 @@ fn main(
                 // Not `sum != 0.0`, which is false for a NaN: rows that see one must not look like rows of 0.
                 result = select(sums[4u * stage + r] / sum, vec4(0.0), sum == 0.0);
             }
-            for (var c = 0u; c < min(4u, params.value_dim - min(column, params.value_dim)); c++) {
-                out[out_base + row * params.out.w + column + c] = result[c];
-            }
+            out_store4(out_base + row * params.out.w, column, params.value_dim, result);
         }
     }
 }

@@ -23,8 +23,7 @@ fn load_left(tile: Tile, part: u32, row: u32, column: u32) -> vec4<f32> {
         base = params.d_out.x + place.batch * params.d_out.y + place.value_head * params.d_out.z
             + (tile.token0 + row) * params.d_out.w;
     }
-    let at = base + clamped(column, params.value_dim);
-    return within(vec4(rows[at.x], rows[at.y], rows[at.z], rows[at.w]), column, params.value_dim);
+    return rows_load4(base, column, params.value_dim);
 }
 
 fn load_right(tile: Tile, part: u32, row: u32, column: u32) -> vec4<f32> {

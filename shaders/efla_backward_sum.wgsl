@@ -3,7 +3,7 @@
 //
 //     d_x = (d − x̂(x̂·d))/|x|, and 0 for x = 0.
 //
-// A row has LANES invocations, which take its columns in turn.
+// A row has LANES invocations, which take 4 of its columns in turn.
 
 const LANES: u32 = 8u;
 const ROWS: u32 = 8u;
@@ -11,6 +11,16 @@ const THREADS: u32 = LANES * ROWS;
 
 // x̂·d and x̂·x̂ over an invocation's columns.
 var<workgroup> dots: array<vec2<f32>, THREADS>;
+
+// 4 columns of the sum over the value heads' parts.
+fn sum_parts(part0: u32, group: u32, rows: u32, column: u32) -> vec4<f32> {
+    var sum = vec4(0.0);
+    for (var g = 0u; g < group; g++) {
+        let at = part0 + g * rows * params.key_dim + clamped(column, params.key_dim);
+        sum += vec4(w[at.x], w[at.y], w[at.z], w[at.w]);
+    }
+    return within(sum, column, params.key_dim);
+}
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -45,12 +55,9 @@ fn main(
             divisor = gates[4u * (sequence * params.tokens + token) + select(3u, 2u, KEYS == 1u)];
         }
         var partial = vec2(0.0);
-        for (var d = thread % LANES; d < end; d += LANES) {
-            let unit = x[x_at + d] / divisor;
-            for (var g = 0u; g < group; g++) {
-                partial.x += unit * w[part0 + g * rows * params.key_dim + d];
-            }
-            partial.y += unit * unit;
+        for (var d = 4u * (thread % LANES); d < end; d += 4u * LANES) {
+            let unit = x_load4(x_at, d, params.key_dim) / divisor;
+            partial += vec2(dot(unit, sum_parts(part0, group, rows, d)), dot(unit, unit));
         }
         dots[thread] = partial;
         workgroupBarrier();
@@ -62,14 +69,12 @@ fn main(
         is_zero = sum.y == 0.0;
         along = sum.x / select(sum.y, 1.0, is_zero);
     }
-    for (var d = thread % LANES; d < end; d += LANES) {
-        var value = 0.0;
-        for (var g = 0u; g < group; g++) {
-            value += w[part0 + g * rows * params.key_dim + d];
-        }
+    for (var d = 4u * (thread % LANES); d < end; d += 4u * LANES) {
+        var value = sum_parts(part0, group, rows, d);
         if normalized {
-            value = select((value - x[x_at + d] / divisor * along) / divisor, 0.0, is_zero);
+            let unit = x_load4(x_at, d, params.key_dim) / divisor;
+            value = select((value - unit * along) / divisor, vec4(0.0), is_zero);
         }
-        d_x[d_x_at + d] = value;
+        d_x_store4(d_x_at, d, params.key_dim, value);
     }
 }

@@ -6,7 +6,7 @@
 // X is the token's update over |k|, right at k = 0 too; s is how d_k grows along k̂ because α depends on λ = |k|². The
 // factors come from efla_gates; they are applied before the sum over columns, so that it does not subtract two large
 // numbers. X replaces P in `found`, s replaces h among the rates.
-// A row has LANES invocations, which take its columns in turn.
+// A row has LANES invocations, which take 4 of its columns in turn.
 
 const LANES: u32 = 8u;
 const ROWS: u32 = 8u;
@@ -38,13 +38,17 @@ fn main(
     let d_v0 = params.d_v.x + place.batch * params.d_v.y + place.value_head * params.d_v.z + token * params.d_v.w;
     var sum = vec2(0.0);
     // A loop over columns runs not at all for a row that does not exist.
-    for (var c = thread % LANES; c < select(0u, params.value_dim, exists); c += LANES) {
-        let y_c = y[row0 + c];
-        let v_c = v[v0 + c];
-        let p = found[row0 + c];
-        sum += y_c * vec2(rates.w * v_c - rates.w * size * p, rates.y * v_c - rates.z * p);
-        d_v[d_v0 + c] = gate.y * y_c;
-        found[row0 + c] = rates.x * v_c - gate.y * p;
+    for (var c = 4u * (thread % LANES); c < select(0u, params.value_dim, exists); c += 4u * LANES) {
+        let at = row0 + clamped(c, params.value_dim);
+        let y_c = within(vec4(y[at.x], y[at.y], y[at.z], y[at.w]), c, params.value_dim);
+        let v_c = v_load4(v0, c, params.value_dim);
+        let p = within(vec4(found[at.x], found[at.y], found[at.z], found[at.w]), c, params.value_dim);
+        sum += vec2(dot(y_c, rates.w * v_c - rates.w * size * p), dot(y_c, rates.y * v_c - rates.z * p));
+        d_v_store4(d_v0, c, params.value_dim, gate.y * y_c);
+        let update = rates.x * v_c - gate.y * p;
+        for (var i = 0u; i < 4u && c + i < params.value_dim; i++) {
+            found[row0 + c + i] = update[i];
+        }
     }
     sums[thread] = sum;
     workgroupBarrier();

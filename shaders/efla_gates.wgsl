@@ -25,41 +25,41 @@ fn power_of_two(length: f32) -> f32 {
     return min(bitcast<f32>(bitcast<u32>(length) & 0x7f800000u), 8.507059e37);
 }
 
-// (power of 2, |k/power|²); (0, 0) for k = 0.
+// (power of 2, |k/power|²); (0, 0) for k = 0. Summed in 4 parts: x = β|k|² decides how much is forgotten, and
+// Runge–Kutta steps amplify its rounding.
 fn square_k(base: u32) -> vec2<f32> {
-    var top = 0.0;
-    for (var i = 0u; i < params.key_dim; i++) {
-        top = max(top, abs(k[base + i]));
+    var tops = vec4(0.0);
+    for (var i = 0u; i < params.key_dim; i += 4u) {
+        tops = max(tops, abs(k_load4(base, i, params.key_dim)));
     }
-    let power = power_of_two(top);
+    let power = power_of_two(max(max(tops.x, tops.y), max(tops.z, tops.w)));
     if power == 0.0 {
         return vec2(0.0);
     }
-    // Summed in 4 parts: x = β|k|² decides how much is forgotten, and Runge–Kutta steps amplify its rounding.
     let scale = 1.0 / power;
     var sum = vec4(0.0);
-    for (var i = 0u; i < params.key_dim; i++) {
-        let x = k[base + i] * scale;
-        sum[i % 4u] += x * x;
+    for (var i = 0u; i < params.key_dim; i += 4u) {
+        let x = k_load4(base, i, params.key_dim) * scale;
+        sum += x * x;
     }
     return vec2(power, (sum.x + sum.y) + (sum.z + sum.w));
 }
 
 // The same of a query.
 fn square_q(base: u32) -> vec2<f32> {
-    var top = 0.0;
-    for (var i = 0u; i < params.key_dim; i++) {
-        top = max(top, abs(q[base + i]));
+    var tops = vec4(0.0);
+    for (var i = 0u; i < params.key_dim; i += 4u) {
+        tops = max(tops, abs(q_load4(base, i, params.key_dim)));
     }
-    let power = power_of_two(top);
+    let power = power_of_two(max(max(tops.x, tops.y), max(tops.z, tops.w)));
     if power == 0.0 {
         return vec2(0.0);
     }
     let scale = 1.0 / power;
     var sum = vec4(0.0);
-    for (var i = 0u; i < params.key_dim; i++) {
-        let x = q[base + i] * scale;
-        sum[i % 4u] += x * x;
+    for (var i = 0u; i < params.key_dim; i += 4u) {
+        let x = q_load4(base, i, params.key_dim) * scale;
+        sum += x * x;
     }
     return vec2(power, (sum.x + sum.y) + (sum.z + sum.w));
 }

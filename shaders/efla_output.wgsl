@@ -52,9 +52,8 @@ fn main(
         let column = value0 + 4u * tile.x;
         for (var r = 0u; r < 4u; r++) {
             let token = tile.token0 + 4u * tile.y + r;
-            let at = out_base + token * params.out.w + column;
-            for (var c = 0u; c < 4u && token < params.tokens && column + c < params.value_dim; c++) {
-                out[at + c] = sums[r][c];
+            if token < params.tokens {
+                out_store4(out_base + token * params.out.w, column, params.value_dim, sums[r]);
             }
         }
     }

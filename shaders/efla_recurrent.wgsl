@@ -29,7 +29,8 @@ fn main(
     let place = place_of(index / blocks);
     let x = thread % STATE_COLUMNS;
     let part = thread / STATE_COLUMNS;
-    let column = index % blocks * STATE_COLUMNS + x;
+    let column0 = index % blocks * STATE_COLUMNS;
+    let column = column0 + x;
     let in_range = column < params.value_dim;
 
     let initial = params.initial_state.x + place.batch * params.initial_state.y
@@ -53,15 +54,15 @@ fn main(
     let q_base = params.q.x + place.batch * params.q.y + place.head * params.q.z;
     let k_base = params.k.x + place.batch * params.k.y + place.head * params.k.z;
     let v_base = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + column;
-    let out_base = params.out.x + place.batch * params.out.y + place.value_head * params.out.z + column;
+    let out_base = params.out.x + place.batch * params.out.y + place.value_head * params.out.z;
     for (var token = 0u; token < params.tokens; token++) {
         let gate = load_gate(place, token);
         for (var d = thread; d < KEY_STAGES * COLUMNS; d += THREADS) {
             var k_d = 0.0;
             var q_d = 0.0;
             if d < params.key_dim {
-                k_d = k[k_base + token * params.k.w + d] / gate.z;
-                q_d = q[q_base + token * params.q.w + d] / gate.w * params.scale;
+                k_d = k_load(k_base + token * params.k.w + d) / gate.z;
+                q_d = q_load(q_base + token * params.q.w + d) / gate.w * params.scale;
             }
             key[d] = k_d;
             query[d] = q_d;
@@ -79,7 +80,7 @@ fn main(
         }
         var value = 0.0;
         if in_range {
-            value = v[v_base + token * params.v.w];
+            value = v_load(v_base + token * params.v.w);
         }
         let change = gate.y * value - gate.x * sum;
         sum = 0.0;
@@ -89,12 +90,14 @@ fn main(
         }
         partial_out[thread] = sum;
         workgroupBarrier();
-        if part == 0u && in_range {
-            sum = 0.0;
+        // 4 columns an invocation.
+        if thread < STATE_COLUMNS / 4u {
+            var sums = vec4(0.0);
             for (var p = 0u; p < PARTS; p++) {
-                sum += partial_out[p * STATE_COLUMNS + x];
+                let at = p * STATE_COLUMNS + 4u * thread;
+                sums += vec4(partial_out[at], partial_out[at + 1u], partial_out[at + 2u], partial_out[at + 3u]);
             }
-            out[out_base + token * params.out.w] = sum;
+            out_store4(out_base + token * params.out.w, column0 + 4u * thread, params.value_dim, sums);
         }
     }
 

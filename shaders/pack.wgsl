@@ -17,5 +17,5 @@ fn main(
     let middle = i / params.shape.z % params.shape.y;
     let outer = i / params.shape.z / params.shape.y;
     workspace[params.destination + i] =
-        source[params.source.x + outer * params.source.y + middle * params.source.z + inner * params.source.w];
+        source_load(params.source.x + outer * params.source.y + middle * params.source.z + inner * params.source.w);
 }

@@ -1,5 +1,5 @@
 // Sums `count` dense partial results of the workspace, `stride` apart, into one small strided output [n0, n1, n2].
-// One invocation an element, always in the same order: a repeated run is bit-equal.
+// One invocation two elements, always in the same order: a repeated run is bit-equal.
 
 const THREADS: u32 = 64u;
 
@@ -10,17 +10,21 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let i = workgroup_index(workgroup, workgroups) * THREADS + thread;
-    if i >= params.shape.x * params.shape.y * params.shape.z {
+    let pairs = (params.shape.z + 1u) / 2u;
+    if i >= params.shape.x * params.shape.y * pairs {
         return;
     }
-    let inner = i % params.shape.z;
-    let middle = i / params.shape.z % params.shape.y;
-    let outer = i / params.shape.z / params.shape.y;
+    let inner = i % pairs * 2u;
+    let middle = i / pairs % params.shape.y;
+    let outer = i / pairs / params.shape.y;
     let first = params.source + outer * params.source_stride + middle * params.shape.z + inner;
-    var sum = 0.0;
+    let both = inner + 1u < params.shape.z;
+    var sum = vec2(0.0);
     for (var p = 0u; p < params.count; p++) {
-        sum += workspace[first + p * params.stride];
+        let at = first + p * params.stride;
+        sum += vec2(workspace[at], workspace[at + u32(both)]);
     }
-    destination[params.destination.x + outer * params.destination.y + middle * params.destination.z
-        + inner * params.destination.w] = sum;
+    let at = params.destination.x + outer * params.destination.y + middle * params.destination.z
+        + inner * params.destination.w;
+    destination_store2(at, params.destination.w, both, sum);
 }

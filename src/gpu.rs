@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::kernel::Pipeline;
-use crate::shader::{Constants, Kernel, Variant};
+use crate::shader::{Binding, Constants, Format, Kernel, Variant, VariantKey};
 
 /// A device to run on: cheap to clone, `Send` and `Sync`. Compiled pipelines are shared by its clones.
 #[derive(Debug, Clone)]
@@ -19,10 +19,8 @@ struct Inner {
     queue: wgpu::Queue,
     limits: wgpu::Limits,
     checked: bool,
-    pipelines: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
+    pipelines: Mutex<HashMap<VariantKey, Arc<Pipeline>>>,
 }
-
-type PipelineKey = (&'static str, Constants, u32);
 
 /// How [`Gpu::with_options`] picks an adapter and compiles shaders.
 #[derive(Debug, Clone, Default)]
@@ -174,9 +172,17 @@ impl Gpu {
         &self.inner.limits
     }
 
-    /// Compiles the variant whose inputs share no buffer with outputs: the usual one.
-    pub(crate) fn precompile(&self, kernel: &'static Kernel, constants: Constants) -> Result<()> {
-        self.pipeline(&Variant { kernel, constants, writable_inputs: 0 }).map(drop)
+    /// Compiles the variant whose inputs share no buffer with outputs and whose tensors are dense and f32: the usual
+    /// one. `dim` is the length of a stored binding's rows.
+    pub(crate) fn precompile(
+        &self,
+        kernel: &'static Kernel,
+        constants: Constants,
+        dim: impl Fn(&str) -> usize,
+    ) -> Result<()> {
+        let vectors = |binding: &Binding| binding.stored && dim(binding.name).is_multiple_of(4);
+        let formats = kernel.bindings.iter().map(|binding| Format { vectors: vectors(binding), ..Default::default() });
+        self.pipeline(&Variant { kernel, constants, writable_inputs: 0, formats: formats.collect() }).map(drop)
     }
 
     /// Runs `work`, turning an error of the graphics stack into an [`Error`]: the device's own error handler, which

@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::shader::{self, Constants, Kernel, Role, Variant};
+use crate::shader::{self, Constants, Format, Kernel, Role, Variant};
 use crate::tensor::TensorView;
 use crate::trusted;
 
@@ -108,6 +108,7 @@ pub(crate) struct BoundRange {
     pub buffer: wgpu::Buffer,
     pub offset: u64,
     pub size: u64,
+    pub format: Format,
 }
 
 impl BoundRange {
@@ -115,7 +116,9 @@ impl BoundRange {
     pub fn of(view: &TensorView, limits: &wgpu::Limits) -> Self {
         let bytes = view.bytes();
         let offset = bytes.start - bytes.start % u64::from(limits.min_storage_buffer_offset_alignment);
-        BoundRange { buffer: view.buffer.clone(), offset, size: bytes.end - offset }
+        // Words of 16-bit elements are bound whole.
+        let size = bytes.end.next_multiple_of(4) - offset;
+        BoundRange { buffer: view.buffer.clone(), offset, size, format: view.format() }
     }
 
     /// As [`BoundRange::of`]; `None` for a view without elements, which can't be bound.
@@ -174,7 +177,7 @@ impl Call {
         }
         debug_assert_eq!(arguments.len(), kernel.bindings.len());
         debug_assert_eq!(params.size(), kernel.params.size as u64);
-        let absent = BoundRange { buffer: params.clone(), offset: 0, size: params.size() };
+        let absent = BoundRange { buffer: params.clone(), offset: 0, size: params.size(), format: Format::default() };
         let ranges: Vec<_> = arguments.iter().map(|range| range.as_ref().unwrap_or(&absent)).collect();
         let written = |buffer: &wgpu::Buffer| {
             let bound = ranges.iter().zip(kernel.bindings);
@@ -186,7 +189,9 @@ impl Call {
                 writable_inputs |= 1 << index;
             }
         }
-        let pipeline = gpu.pipeline(&Variant { kernel, constants, writable_inputs })?;
+        let formats = ranges.iter().zip(kernel.bindings);
+        let formats = formats.map(|(range, binding)| if binding.stored { range.format } else { Format::default() });
+        let pipeline = gpu.pipeline(&Variant { kernel, constants, writable_inputs, formats: formats.collect() })?;
         let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
         entries.extend(ranges.iter().enumerate().map(|(index, range)| wgpu::BindGroupEntry {
             binding: index as u32 + 1,
@@ -250,6 +255,7 @@ impl Part {
             offset: (workspace.offset + self.start) * 4,
             // An empty part is bound too.
             size: self.elements.max(1) * 4,
+            format: Format::default(),
         }
     }
 }

@@ -72,7 +72,8 @@ pub use attention::{
 pub use efla::{Efla, EflaBackwardPlan, EflaConfig, EflaGradients, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
 pub use error::{Error, Result};
 pub use gpu::{AdapterChoice, Gpu, GpuOptions};
+pub use half;
 pub use kernel::Call;
 pub use rotary::{Pairing, RotaryConfig, RotaryShape};
-pub use tensor::{DType, Tensor, TensorView};
+pub use tensor::{DType, Element, Tensor, TensorView};
 pub use wgpu;

@@ -2,9 +2,12 @@
 //!
 //! A kernel's WGSL file holds neither its bindings nor its parameter struct: both are written here from the host's
 //! own tables, so the two sides can't disagree, and an input's access mode can follow the buffers of a call (wgpu
-//! forbids one buffer bound `read` and `read_write` in one dispatch).
+//! forbids one buffer bound `read` and `read_write` in one dispatch). Tensors of any storage type are read and written
+//! through functions that are written here too, so that a kernel's text knows nothing of types.
 
 use std::fmt::Write;
+
+use crate::tensor::DType;
 
 /// How a kernel uses a storage buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,18 +25,35 @@ pub(crate) enum Role {
 pub(crate) struct Binding {
     pub name: &'static str,
     pub role: Role,
+    /// Any storage type, through the functions that [`compose`] writes for it; else an `array<f32>`.
+    pub stored: bool,
+}
+
+impl Binding {
+    /// A tensor of any storage type.
+    pub const fn stored(self) -> Self {
+        Binding { stored: true, ..self }
+    }
 }
 
 pub(crate) const fn input(name: &'static str) -> Binding {
-    Binding { name, role: Role::Input }
+    Binding { name, role: Role::Input, stored: false }
 }
 
 pub(crate) const fn output(name: &'static str) -> Binding {
-    Binding { name, role: Role::Output }
+    Binding { name, role: Role::Output, stored: false }
 }
 
 pub(crate) const fn workspace(name: &'static str) -> Binding {
-    Binding { name, role: Role::Workspace }
+    Binding { name, role: Role::Workspace, stored: false }
+}
+
+/// How a binding's elements lie in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Format {
+    pub dtype: DType,
+    /// Every row starts at a multiple of 4 elements and is a multiple of 4 long: vectors of 4 are read whole.
+    pub vectors: bool,
 }
 
 /// A file of WGSL text.
@@ -76,12 +96,17 @@ pub(crate) struct Variant {
     pub constants: Constants,
     /// Bit i: storage buffer i is an input declared `read_write`.
     pub writable_inputs: u32,
+    /// One a binding.
+    pub formats: Vec<Format>,
 }
+
+/// What tells two variants apart.
+pub(crate) type VariantKey = (&'static str, Constants, u32, Vec<Format>);
 
 impl Variant {
     /// Identifies the compiled shader.
-    pub fn key(&self) -> (&'static str, Constants, u32) {
-        (self.kernel.name, self.constants.clone(), self.writable_inputs)
+    pub fn key(&self) -> VariantKey {
+        (self.kernel.name, self.constants.clone(), self.writable_inputs, self.formats.clone())
     }
 
     /// Whether storage buffer `index` is declared `read`.
@@ -139,11 +164,120 @@ macro_rules! params {
 }
 pub(crate) use params;
 
+/// Decodes and encodes 16-bit elements.
+const STORAGE: File = wgsl!("shared/storage.wgsl");
+
+/// A function on a stored binding NAME, called `NAME_suffix`. In `base + column`, `base` is the first element of a row
+/// and `end` the row's length. Outputs of 16 bits have even lengths and bases: two neighbours share a word.
+struct Accessor {
+    suffix: &'static str,
+    /// (what comes before the body, its body for f32, f32 in vectors, 16 bits, 16 bits in vectors). In the bodies NAME
+    /// stands for the binding, TYPE for `f16` or `bf16`.
+    signature: &'static str,
+    bodies: [&'static str; 4],
+}
+
+const ACCESSORS: [Accessor; 4] = [
+    // One element.
+    Accessor {
+        suffix: "load",
+        signature: "(at: u32) -> f32",
+        bodies: [
+            "return NAME[at];",
+            "return NAME[at / 4u][at % 4u];",
+            "return decode_TYPE(vec4((NAME[at / 2u] >> (16u * (at % 2u))) & 0xffffu)).x;",
+            "return decode_TYPE(split_words(NAME[at / 4u]))[at % 4u];",
+        ],
+    },
+    // 4 neighbours from column on, 0 past the end of the row.
+    Accessor {
+        suffix: "load4",
+        signature: "(base: u32, column: u32, end: u32) -> vec4<f32>",
+        bodies: [
+            "let columns = column + vec4(0u, 1u, 2u, 3u);
+    let at = base + min(columns, vec4(end - 1u));
+    return select(vec4(0.0), vec4(NAME[at.x], NAME[at.y], NAME[at.z], NAME[at.w]), columns < vec4(end));",
+            "if column >= end {
+        return vec4(0.0);
+    }
+    return NAME[(base + column) / 4u];",
+            "let columns = column + vec4(0u, 1u, 2u, 3u);
+    let at = base + min(columns, vec4(end - 1u));
+    let words = vec4(NAME[at.x / 2u], NAME[at.y / 2u], NAME[at.z / 2u], NAME[at.w / 2u]);
+    let halves = (words >> (16u * (at % vec4(2u)))) & vec4(0xffffu);
+    return select(vec4(0.0), decode_TYPE(halves), columns < vec4(end));",
+            "if column >= end {
+        return vec4(0.0);
+    }
+    return decode_TYPE(split_words(NAME[(base + column) / 4u]));",
+        ],
+    },
+    // 4 neighbours from column on, but none past the end of the row.
+    Accessor {
+        suffix: "store4",
+        signature: "(base: u32, column: u32, end: u32, value: vec4<f32>)",
+        bodies: [
+            "for (var c = 0u; c < 4u && column + c < end; c++) {
+        NAME[base + column + c] = value[c];
+    }",
+            "if column < end {
+        NAME[(base + column) / 4u] = value;
+    }",
+            "let words = join_halves(encode_TYPE(value));
+    if column < end {
+        NAME[(base + column) / 2u] = words.x;
+    }
+    if column + 2u < end {
+        NAME[(base + column) / 2u + 1u] = words.y;
+    }",
+            "if column < end {
+        NAME[(base + column) / 4u] = join_halves(encode_TYPE(value));
+    }",
+        ],
+    },
+    // 2 elements `stride` apart, or only the first. Elements of 16 bits come in pairs of neighbours.
+    Accessor {
+        suffix: "store2",
+        signature: "(at: u32, stride: u32, both: bool, value: vec2<f32>)",
+        bodies: [
+            "NAME[at] = value.x;
+    if both {
+        NAME[at + stride] = value.y;
+    }",
+            "NAME[at / 4u][at % 4u] = value.x;
+    if both {
+        NAME[(at + stride) / 4u][(at + stride) % 4u] = value.y;
+    }",
+            "NAME[at / 2u] = join_halves(encode_TYPE(value.xyxy)).x;",
+            "NAME[at / 4u][at / 2u % 2u] = join_halves(encode_TYPE(value.xyxy)).x;",
+        ],
+    },
+];
+
+impl Accessor {
+    /// The function but for `fn` and its name.
+    fn text(&self, name: &str, format: Format) -> String {
+        let (is_half, kind) = match format.dtype {
+            DType::F32 => (0, ""),
+            DType::F16 => (2, "f16"),
+            DType::BF16 => (2, "bf16"),
+        };
+        let body = self.bodies[is_half + usize::from(format.vectors)].replace("NAME", name).replace("TYPE", kind);
+        format!("{} {{\n    {body}\n}}", self.signature)
+    }
+}
+
 /// A composed shader and where its lines come from.
 pub(crate) struct Composed {
     pub text: String,
     /// (first line in `text`, file), ascending, 1-based.
     origins: Vec<(usize, &'static str)>,
+}
+
+/// Whether WGSL text calls a function: `d_q_load` is no call of `q_load`.
+fn calls(text: &str, function: &str) -> bool {
+    text.match_indices(&format!("{function}("))
+        .any(|(at, _)| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
 }
 
 /// Writes the complete WGSL of a variant.
@@ -158,13 +292,29 @@ pub(crate) fn compose(variant: &Variant) -> Composed {
         let _ = writeln!(text, "    {name}: {kind},");
     }
     let _ = writeln!(text, "}}\n@group(0) @binding(0) var<uniform> params: Params;");
-    for (index, binding) in variant.kernel.bindings.iter().enumerate() {
+    let mut files = variant.kernel.files.to_vec();
+    for (index, (binding, format)) in variant.kernel.bindings.iter().zip(&variant.formats).enumerate() {
         let access = if variant.read_only(index) { "read" } else { "read_write" };
-        let _ =
-            writeln!(text, "@group(0) @binding({}) var<storage, {access}> {}: array<f32>;", index + 1, binding.name);
+        let element = match (format.dtype, format.vectors) {
+            (DType::F32, false) => "f32",
+            (DType::F32, true) => "vec4<f32>",
+            (_, false) => "u32",
+            (_, true) => "vec2<u32>",
+        };
+        let (index, name) = (index + 1, binding.name);
+        let _ = writeln!(text, "@group(0) @binding({index}) var<storage, {access}> {name}: array<{element}>;");
+        for accessor in ACCESSORS {
+            let function = format!("{name}_{}", accessor.suffix);
+            if binding.stored && variant.kernel.files.iter().any(|file| calls(file.text, &function)) {
+                let _ = writeln!(text, "fn {function}{}", accessor.text(name, *format));
+            }
+        }
+        if format.dtype != DType::F32 && files[0].name != STORAGE.name {
+            files.insert(0, STORAGE);
+        }
     }
     let mut origins = vec![(1, "generated prelude")];
-    for file in variant.kernel.files {
+    for file in &files {
         origins.push((text.lines().count() + 1, file.name));
         text.push_str(file.text);
     }

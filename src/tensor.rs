@@ -2,8 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::shader::Format;
 
-/// Storage type of a tensor's elements. Arithmetic and accumulation are always f32.
+/// Storage type of a tensor's elements. Arithmetic and accumulation are always f32; stores round to nearest even, and
+/// f16 beyond ±65504 becomes ±∞. No adapter feature is needed for any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum DType {
     /// IEEE single precision.
@@ -25,6 +27,24 @@ impl DType {
     }
 }
 
+/// A host type that a tensor can be made of.
+pub trait Element: bytemuck::Pod {
+    /// Its storage type.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Element for half::f16 {
+    const DTYPE: DType = DType::F16;
+}
+
+impl Element for half::bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+
 /// A dense row-major tensor that owns its buffer.
 ///
 /// Its buffer has the usages STORAGE, COPY_SRC and COPY_DST, and starts as zeros.
@@ -44,20 +64,28 @@ impl Tensor {
         &self.view.shape
     }
 
-    /// The buffer, exactly as long as the tensor but never empty.
+    /// The storage type.
+    pub fn dtype(&self) -> DType {
+        self.view.dtype
+    }
+
+    /// The buffer, as long as the tensor in whole words of 4 bytes, but never empty.
     pub fn buffer(&self) -> &wgpu::Buffer {
         &self.view.buffer
     }
 }
 
-/// A strided f32 view of a range of a storage buffer, at any element offset. It shares the buffer; nothing is copied.
+/// A strided view of a range of a storage buffer, at any element offset. It shares the buffer; nothing is copied.
 ///
 /// Operators demand the last of four dimensions contiguous, and outputs whose elements do not overlap; two outputs are
-/// told apart by the ranges from their first to their last element, so they can't be interleaved. In a browser, tensors
+/// told apart by the ranges from their first to their last element, so they can't be interleaved. Two 16-bit elements
+/// share a word: 16-bit outputs need a contiguous last dimension of even length, an even offset and even strides.
+/// Kernels read and write whole vectors where offset, strides and last dimension are multiples of 4. In a browser, tensors
 /// of one buffer that are neither of them whole multiples of 256 bytes apart may be refused when they are submitted.
 #[derive(Debug, Clone)]
 pub struct TensorView {
     pub(crate) buffer: wgpu::Buffer,
+    pub(crate) dtype: DType,
     /// First element, in elements from the start of the buffer.
     pub(crate) offset: u64,
     pub(crate) shape: Vec<usize>,
@@ -66,15 +94,26 @@ pub struct TensorView {
 }
 
 impl TensorView {
-    /// A dense row-major tensor at element `offset` of `buffer`. Checked when it is bound, except that wgpu has no means
+    /// A dense row-major tensor of f32 at element `offset` of `buffer`. Checked when it is bound, except that wgpu has no means
     /// to tell that a buffer belongs to a device of another `wgpu::Instance`: it must be of the operator's device.
     pub fn new(buffer: &wgpu::Buffer, offset: u64, shape: &[usize]) -> Self {
         Self::strided(buffer, offset, shape, &dense_strides(shape))
     }
 
-    /// A tensor with the given strides, in elements. Checked when it is bound.
+    /// A tensor of f32 with the given strides, in elements. Checked when it is bound.
     pub fn strided(buffer: &wgpu::Buffer, offset: u64, shape: &[usize], strides: &[usize]) -> Self {
-        TensorView { buffer: buffer.clone(), offset, shape: shape.to_vec(), strides: strides.to_vec() }
+        let (shape, strides) = (shape.to_vec(), strides.to_vec());
+        TensorView { buffer: buffer.clone(), dtype: DType::F32, offset, shape, strides }
+    }
+
+    /// The same tensor, its elements taken as another storage type; offset and strides count elements of that type.
+    pub fn with_dtype(self, dtype: DType) -> Self {
+        TensorView { dtype, ..self }
+    }
+
+    /// The storage type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// The sizes.
@@ -100,8 +139,18 @@ impl TensorView {
     /// Range of the buffer that the view touches, in bytes. Only for views that passed [`TensorView::check`].
     pub(crate) fn bytes(&self) -> std::ops::Range<u64> {
         // The offset of an empty view was not checked.
-        let start = self.offset.saturating_mul(4);
-        start..start.saturating_add(self.reach().unwrap_or(0).saturating_mul(4))
+        let size = self.dtype.bytes() as u64;
+        let start = self.offset.saturating_mul(size);
+        start..start.saturating_add(self.reach().unwrap_or(0).saturating_mul(size))
+    }
+
+    /// How a kernel may read or write it.
+    pub(crate) fn format(&self) -> Format {
+        let rows = self.shape.len() == 4
+            && self.shape[3].is_multiple_of(4)
+            && self.offset.is_multiple_of(4)
+            && self.strides[..3].iter().all(|stride| stride.is_multiple_of(4));
+        Format { dtype: self.dtype, vectors: rows }
     }
 
     /// Whether the two touch a common byte of one buffer.
@@ -113,13 +162,22 @@ impl TensorView {
     /// Whether both are the very same elements in the same order.
     pub(crate) fn is_same(&self, other: &TensorView) -> bool {
         self.buffer == other.buffer
+            && self.dtype == other.dtype
             && self.offset == other.offset
             && self.shape == other.shape
             && self.strides == other.strides
     }
 
-    /// Refuses a view that can't be bound as argument `name` of the given shape.
+    /// Refuses a view that can't be bound as argument `name` of the given shape, which is always f32.
     pub(crate) fn check(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+        if self.dtype != DType::F32 {
+            return Err(Error::argument(name, format!("{:?} elements", self.dtype), "F32"));
+        }
+        self.check_stored(name, shape, limits)
+    }
+
+    /// As [`TensorView::check`], for a tensor of any storage type.
+    pub(crate) fn check_stored(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
         if self.shape != shape {
             return Err(Error::argument(name, format!("shape {:?}", self.shape), format!("shape {shape:?}")));
         }
@@ -142,7 +200,9 @@ impl TensorView {
             return Err(Error::argument(name, format!("stride {stride} of the last dimension"), "stride 1"));
         }
         // Shaders count elements in 32 bits; half of that leaves sums of a tile's edge room.
-        let (reach, buffer) = (self.reach(), self.buffer.size() / 4);
+        let size = self.dtype.bytes() as u64;
+        // Words are bound whole.
+        let (reach, buffer) = (self.reach(), self.buffer.size() / 4 * (4 / size));
         let end = reach.and_then(|reach| self.offset.checked_add(reach));
         match end {
             Some(end) if end <= buffer => {}
@@ -157,11 +217,10 @@ impl TensorView {
         }
         let reach = reach.unwrap_or(u64::MAX);
         let align = u64::from(limits.min_storage_buffer_offset_alignment);
-        let bound = self.offset * 4 % align + reach.saturating_mul(4);
-        for (limit_name, limit) in [
-            ("max_storage_buffer_binding_size", limits.max_storage_buffer_binding_size),
-            ("2³¹ elements of 4 bytes", 1 << 33),
-        ] {
+        let bound = self.offset * size % align + reach.saturating_mul(size);
+        for (limit_name, limit) in
+            [("max_storage_buffer_binding_size", limits.max_storage_buffer_binding_size), ("2³¹ elements", size << 31)]
+        {
             if bound > limit {
                 return Err(Error::Limit { argument: format!("{name}, in bytes"), got: bound, limit_name, limit });
             }
@@ -172,9 +231,34 @@ impl TensorView {
     /// As [`TensorView::check`], for a tensor that is written: no element may stand for two.
     pub(crate) fn check_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
         self.check(name, shape, limits)?;
+        self.check_written(name)
+    }
+
+    /// As [`TensorView::check_output`], for a tensor of any storage type.
+    pub(crate) fn check_stored_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+        self.check_stored(name, shape, limits)?;
+        self.check_written(name)
+    }
+
+    fn check_written(&self, name: &str) -> Result<()> {
         if self.is_empty() {
             // Its strides say nothing.
             return Ok(());
+        }
+        let shape = &self.shape;
+        if self.dtype != DType::F32 {
+            // Whole words only: of two invocations that write the halves of one, the first would be undone.
+            let (last, leading) = (shape.len() - 1, &self.strides[..shape.len() - 1]);
+            let even = |count: usize| count.is_multiple_of(2);
+            let strides = leading.iter().zip(shape).all(|(&stride, &size)| size == 1 || even(stride));
+            if !even(shape[last]) || self.strides[last] != 1 || !strides || !self.offset.is_multiple_of(2) {
+                let got = format!("shape {shape:?}, strides {:?}, offset {}", self.strides, self.offset);
+                let needed = format!(
+                    "an even last dimension, contiguous, even strides and an even offset for {:?} that is written",
+                    self.dtype
+                );
+                return Err(Error::argument(name, got, needed));
+            }
         }
         let mut dimensions: Vec<_> =
             self.strides.iter().copied().zip(shape.iter().copied()).filter(|&(_, size)| size > 1).collect();
@@ -193,8 +277,8 @@ impl TensorView {
     /// What a shader needs to index the view, given that its buffer is bound at an aligned offset at or before the
     /// first element: (offset from there, strides of the leading dimensions, missing ones 0).
     pub(crate) fn layout(&self, limits: &wgpu::Limits) -> [u32; 4] {
-        let align = u64::from(limits.min_storage_buffer_offset_alignment / 4).max(1);
-        let mut layout = [(self.offset % align) as u32, 0, 0, 0];
+        let align = u64::from(limits.min_storage_buffer_offset_alignment) / self.dtype.bytes() as u64;
+        let mut layout = [(self.offset % align.max(1)) as u32, 0, 0, 0];
         for (slot, &stride) in layout[1..].iter_mut().zip(&self.strides) {
             *slot = stride as u32;
         }
@@ -239,44 +323,52 @@ fn dense_strides(shape: &[usize]) -> Vec<usize> {
 }
 
 impl Gpu {
-    /// A tensor of zeros.
+    /// A tensor of f32 zeros.
     ///
     /// # Errors
     /// [`Error::Limit`] when it is larger than the device's buffers or storage bindings.
     pub fn zeros(&self, shape: &[usize]) -> Result<Tensor> {
-        self.tensor(shape, None)
+        self.zeros_of(DType::F32, shape)
     }
 
-    /// A tensor with the given elements, row-major.
+    /// A tensor of zeros of a storage type.
+    ///
+    /// # Errors
+    /// As [`Gpu::zeros`].
+    pub fn zeros_of(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.tensor(dtype, shape, None)
+    }
+
+    /// A tensor with the given elements, row-major: f32, or `half::f16` and `half::bf16` for 16-bit storage.
     ///
     /// # Errors
     /// [`Error::Argument`] when the number of elements is not that of the shape, else as [`Gpu::zeros`].
-    pub fn upload(&self, data: &[f32], shape: &[usize]) -> Result<Tensor> {
+    pub fn upload<E: Element>(&self, data: &[E], shape: &[usize]) -> Result<Tensor> {
         let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
         if elements != Some(data.len()) {
             return Err(Error::argument("data", format!("{} elements", data.len()), format!("those of {shape:?}")));
         }
-        self.tensor(shape, Some(data))
+        self.tensor(E::DTYPE, shape, Some(bytemuck::cast_slice(data)))
     }
 
     /// Overwrites a tensor, before whatever is submitted next.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the number of elements is not the tensor's, [`Error::Gpu`] when its buffer is destroyed
-    /// or of another device.
-    pub fn write(&self, tensor: &Tensor, data: &[f32]) -> Result<()> {
+    /// [`Error::Argument`] when the elements are not as many or not of the type of the tensor's, [`Error::Gpu`] when its
+    /// buffer is destroyed or of another device.
+    pub fn write<E: Element>(&self, tensor: &Tensor, data: &[E]) -> Result<()> {
         let elements: usize = tensor.shape().iter().product();
-        if elements != data.len() {
-            let got = format!("{} elements", data.len());
-            return Err(Error::argument("data", got, format!("the {elements} of {:?}", tensor.shape())));
+        if elements != data.len() || E::DTYPE != tensor.dtype() {
+            let got = format!("{} elements of {:?}", data.len(), E::DTYPE);
+            let needed = format!("the {elements} of {:?} of shape {:?}", tensor.dtype(), tensor.shape());
+            return Err(Error::argument("data", got, needed));
         }
-        self.catching("writing a tensor", || {
-            self.queue().write_buffer(tensor.buffer(), 0, bytemuck::cast_slice(data));
-        })
+        self.catching("writing a tensor", || write_words(self.queue(), tensor.buffer(), bytemuck::cast_slice(data)))
     }
 
-    fn tensor(&self, shape: &[usize], data: Option<&[f32]>) -> Result<Tensor> {
-        let bytes = shape.iter().try_fold(4u64, |product, &size| product.checked_mul(size as u64)).unwrap_or(u64::MAX);
+    fn tensor(&self, dtype: DType, shape: &[usize], data: Option<&[u8]>) -> Result<Tensor> {
+        let elements = shape.iter().try_fold(dtype.bytes() as u64, |product, &size| product.checked_mul(size as u64));
+        let bytes = elements.and_then(|bytes| bytes.checked_next_multiple_of(4)).unwrap_or(u64::MAX);
         let limits = self.limits();
         for (limit_name, limit) in [
             ("max_buffer_size", limits.max_buffer_size),
@@ -289,11 +381,11 @@ impl Gpu {
         }
         // An empty tensor still needs a buffer that can be bound.
         let buffer = self.allocate("tensor", bytes.max(4), data)?;
-        Ok(Tensor { view: TensorView::new(&buffer, 0, shape) })
+        Ok(Tensor { view: TensorView::new(&buffer, 0, shape).with_dtype(dtype) })
     }
 
     /// A storage buffer of its own.
-    pub(crate) fn allocate(&self, label: &str, size: u64, data: Option<&[f32]>) -> Result<wgpu::Buffer> {
+    pub(crate) fn allocate(&self, label: &str, size: u64, data: Option<&[u8]>) -> Result<wgpu::Buffer> {
         self.catching("allocating memory", || {
             let buffer = self.device().create_buffer(&wgpu::BufferDescriptor {
                 label: Some(label),
@@ -302,13 +394,13 @@ impl Gpu {
                 mapped_at_creation: false,
             });
             if let Some(data) = data {
-                self.queue().write_buffer(&buffer, 0, bytemuck::cast_slice(data));
+                write_words(self.queue(), &buffer, data);
             }
             buffer
         })
     }
 
-    /// Reads a tensor back, waiting for everything submitted so far.
+    /// Reads a tensor back, widened to f32, waiting for everything submitted so far.
     ///
     /// # Errors
     /// [`Error::Gpu`] when the device is lost, or the buffer destroyed or of another device.
@@ -352,6 +444,22 @@ impl Gpu {
             None => return Err(failed(&"the device gave no answer")),
         }
         let view = staging.slice(..).get_mapped_range().map_err(|error| failed(&error))?;
-        Ok(bytemuck::cast_slice(&view).to_vec())
+        let elements = tensor.shape().iter().product();
+        let mut values: Vec<f32> = match tensor.dtype() {
+            DType::F32 => bytemuck::cast_slice(&view).to_vec(),
+            DType::F16 => bytemuck::cast_slice(&view).iter().map(|&value: &half::f16| value.to_f32()).collect(),
+            DType::BF16 => bytemuck::cast_slice(&view).iter().map(|&value: &half::bf16| value.to_f32()).collect(),
+        };
+        values.truncate(elements);
+        Ok(values)
+    }
+}
+
+/// Writes bytes, an odd number of halves as whole words: copies are made of words.
+fn write_words(queue: &wgpu::Queue, buffer: &wgpu::Buffer, bytes: &[u8]) {
+    let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
+    queue.write_buffer(buffer, 0, words);
+    if let &[low, high] = rest {
+        queue.write_buffer(buffer, words.len() as u64, &[low, high, 0, 0]);
     }
 }

@@ -25,51 +25,46 @@ fn visible_nodes(row: u32) -> vec2<i32> {
 
 // 4 columns of a query row times scale, 0 past the end.
 fn load_q(base: u32, row: u32, column: u32) -> vec4<f32> {
-    if row >= params.queries || column >= params.head_dim {
+    if row >= params.queries {
         return vec4(0.0);
     }
-    let start = base + row * params.q.w;
-    let end = params.head_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    let at = start + min(c, vec4(end));
-    let x = vec4(q[at.x], q[at.y], q[at.z], q[at.w]) * params.scale;
-    return select(vec4(0.0), x, c <= vec4(end));
+    return q_load4(base + row * params.q.w, column, params.head_dim) * params.scale;
+}
+
+// 4 columns of node 0 that was packed into the workspace, 0 past the end or if no such node is given.
+fn load_sink(base: u32, column: u32, end: u32) -> vec4<f32> {
+    if params.sink != SINK_GIVEN {
+        return vec4(0.0);
+    }
+    let columns = column + vec4(0u, 1u, 2u, 3u);
+    let at = base + min(columns, vec4(end - 1u));
+    return select(
+        vec4(0.0),
+        vec4(workspace[at.x], workspace[at.y], workspace[at.z], workspace[at.w]),
+        columns < vec4(end),
+    );
 }
 
 // 4 columns of a node's key, 0 past the end.
 fn load_k(base: u32, sink_base: u32, node: i32, column: u32) -> vec4<f32> {
-    if node > i32(params.keys) || column >= params.head_dim {
+    if node > i32(params.keys) {
         return vec4(0.0);
     }
-    let end = params.head_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    var x = vec4(0.0);
     if node >= 1 || (params.sink == SINK_FIRST && params.keys > 0u) {
-        let at = base + u32(max(node, 1) - 1) * params.k.w + min(c, vec4(end));
-        x = vec4(k[at.x], k[at.y], k[at.z], k[at.w]);
-    } else if params.sink == SINK_GIVEN {
-        let at = sink_base + min(c, vec4(end));
-        x = vec4(workspace[at.x], workspace[at.y], workspace[at.z], workspace[at.w]);
+        return k_load4(base + u32(max(node, 1) - 1) * params.k.w, column, params.head_dim);
     }
-    return select(vec4(0.0), x, c <= vec4(end));
+    return load_sink(sink_base, column, params.head_dim);
 }
 
 // 4 columns of a node's value, 0 past the end.
 fn load_v(base: u32, sink_base: u32, node: i32, column: u32) -> vec4<f32> {
-    if node > i32(params.keys) || column >= params.value_dim {
+    if node > i32(params.keys) {
         return vec4(0.0);
     }
-    let end = params.value_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    var x = vec4(0.0);
     if node >= 1 || (params.sink == SINK_FIRST && params.keys > 0u) {
-        let at = base + u32(max(node, 1) - 1) * params.v.w + min(c, vec4(end));
-        x = vec4(v[at.x], v[at.y], v[at.z], v[at.w]);
-    } else if params.sink == SINK_GIVEN {
-        let at = sink_base + min(c, vec4(end));
-        x = vec4(workspace[at.x], workspace[at.y], workspace[at.z], workspace[at.w]);
+        return v_load4(base + u32(max(node, 1) - 1) * params.v.w, column, params.value_dim);
     }
-    return select(vec4(0.0), x, c <= vec4(end));
+    return load_sink(sink_base, column, params.value_dim);
 }
 
 // Lengths of the segments that end in 4 nodes.

@@ -45,15 +45,18 @@ fn load_row(batch: u32, head: u32, row: u32) -> Row {
     return Row(range, lse, workspace[at + 1u], lone);
 }
 
+// e^{a − lse}. lse lies below the logits of active segments by up to ln Δ, 87 for the shortest. Nodes without one may lie
+// farther above it. Not `min`, which would lose a NaN.
+fn node_weights(a: vec4<f32>, lse: f32) -> vec4<f32> {
+    return exp(select(a - lse, vec4(88.0), a - lse > vec4(88.0)));
+}
+
 // 4 columns of a row of d_out, 0 past the end.
 fn load_d_out(base: u32, row: u32, column: u32) -> vec4<f32> {
-    if row >= params.queries || column >= params.value_dim {
+    if row >= params.queries {
         return vec4(0.0);
     }
-    let end = params.value_dim - 1u;
-    let c = column + vec4(0u, 1u, 2u, 3u);
-    let at = base + row * params.d_out.w + min(c, vec4(end));
-    return select(vec4(0.0), vec4(d_out[at.x], d_out[at.y], d_out[at.z], d_out[at.w]), c <= vec4(end));
+    return d_out_load4(base + row * params.d_out.w, column, params.value_dim);
 }
 
 // scores ← logits [BLOCK_Q, D] x [D, BLOCK_K] of rows row0.. and nodes node0.., values ← d_out·v [BLOCK_Q, D_v] x
@@ -199,9 +202,7 @@ fn weigh_row(
             scores[at] = select(vec4(0.0), p * g, seen);
             values[at] = p;
         } else {
-            // lse lies below the logits of active segments by up to ln Δ, 87 for the shortest. Nodes without one may lie
-            // farther above it. Not `min`, which would lose a NaN.
-            let p = exp(select(a - row.lse, vec4(88.0), a - row.lse > vec4(88.0)));
+            let p = node_weights(a, row.lse);
             let a0 = vec4((*carry).logit, a.xyz);
             let p0 = vec4((*carry).p, p.xyz);
             let g0 = vec4((*carry).g, g.xyz);

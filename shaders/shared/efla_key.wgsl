@@ -4,7 +4,5 @@ fn load_unit_key(place: Place, token: u32, column: u32) -> vec4<f32> {
         return vec4(0.0);
     }
     let base = params.k.x + place.batch * params.k.y + place.head * params.k.z + token * params.k.w;
-    let at = base + clamped(column, params.key_dim);
-    let divisor = gates[4u * (place.sequence * params.tokens + token) + 2u];
-    return within(vec4(k[at.x], k[at.y], k[at.z], k[at.w]) / divisor, column, params.key_dim);
+    return k_load4(base, column, params.key_dim) / gates[4u * (place.sequence * params.tokens + token) + 2u];
 }

@@ -4,7 +4,5 @@ fn load_query(place: Place, token: u32, column: u32) -> vec4<f32> {
         return vec4(0.0);
     }
     let base = params.q.x + place.batch * params.q.y + place.head * params.q.z + token * params.q.w;
-    let at = base + clamped(column, params.key_dim);
-    let x = vec4(q[at.x], q[at.y], q[at.z], q[at.w]) / load_gate(place, token).w;
-    return within(params.scale * x, column, params.key_dim);
+    return params.scale * (q_load4(base, column, params.key_dim) / load_gate(place, token).w);
 }

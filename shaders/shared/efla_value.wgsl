@@ -4,6 +4,5 @@ fn load_v(place: Place, token: u32, column: u32) -> vec4<f32> {
         return vec4(0.0);
     }
     let base = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + token * params.v.w;
-    let at = base + clamped(column, params.value_dim);
-    return within(vec4(v[at.x], v[at.y], v[at.z], v[at.w]), column, params.value_dim);
+    return v_load4(base, column, params.value_dim);
 }

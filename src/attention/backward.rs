@@ -7,7 +7,7 @@ use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Method
 use crate::error::{Error, Result};
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
 use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
-use crate::tensor::{TensorView, check_overlaps};
+use crate::tensor::{DType, TensorView, check_overlaps};
 
 params! {
     /// Parameters of `reduce`.
@@ -32,14 +32,34 @@ pub(crate) static ROWS: Kernel = Kernel {
     name: "attention_backward_rows",
     files: &[GRID, wgsl!("attention_backward_rows.wgsl")],
     params: &AttentionParams::LAYOUT,
-    bindings: &[input("out"), input("lse"), input("d_out"), input("d_lse"), workspace("workspace")],
+    bindings: &[input("out").stored(), input("lse"), input("d_out").stored(), input("d_lse"), workspace("workspace")],
+};
+
+pub(crate) static OUTPUTS: Kernel = Kernel {
+    name: "attention_backward_outputs",
+    files: &[GRID, ATTENTION, BACKWARD, wgsl!("attention_backward_outputs.wgsl")],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
+        input("d_out").stored(),
+        workspace("workspace"),
+    ],
 };
 
 pub(crate) static DQ: Kernel = Kernel {
     name: "attention_backward_dq",
     files: &[GRID, ATTENTION, BACKWARD, wgsl!("attention_backward_dq.wgsl")],
     params: &AttentionParams::LAYOUT,
-    bindings: &[input("q"), input("k"), input("v"), input("d_out"), workspace("workspace"), output("d_q")],
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
+        input("d_out").stored(),
+        workspace("workspace"),
+        output("d_q").stored(),
+    ],
 };
 
 pub(crate) static DKV: Kernel = Kernel {
@@ -47,13 +67,13 @@ pub(crate) static DKV: Kernel = Kernel {
     files: &[GRID, ATTENTION, BACKWARD, wgsl!("attention_backward_dkv.wgsl")],
     params: &AttentionParams::LAYOUT,
     bindings: &[
-        input("q"),
-        input("k"),
-        input("v"),
-        input("d_out"),
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
+        input("d_out").stored(),
         workspace("workspace"),
-        output("d_k"),
-        output("d_v"),
+        output("d_k").stored(),
+        output("d_v").stored(),
     ],
 };
 
@@ -61,7 +81,7 @@ pub(crate) static REDUCE: Kernel = Kernel {
     name: "reduce",
     files: &[GRID, wgsl!("reduce.wgsl")],
     params: &ReduceParams::LAYOUT,
-    bindings: &[workspace("workspace"), output("destination")],
+    bindings: &[workspace("workspace"), output("destination").stored()],
 };
 
 /// What is compiled into `attention_backward_dq` and `attention_backward_dkv`.
@@ -91,7 +111,7 @@ pub struct AttentionGradients {
     pub sink_v: Option<TensorView>,
     /// Lengths of the segments, if the forward call had them.
     pub intervals: Option<TensorView>,
-    /// What the forward call returned.
+    /// What the forward call returned. Of 16 bits it is not read but computed again: its rounding would show.
     pub out: TensorView,
     /// What the forward call returned.
     pub lse: TensorView,
@@ -221,9 +241,9 @@ impl AttentionBackwardPlan {
         let mut inputs = operands.check(config, &self.shape, limits)?;
         let rows_shape = [batch, heads, queries];
         let out_shape = [batch, heads, queries, config.value_dim];
-        tensors.out.check("out", &out_shape, limits)?;
+        tensors.out.check_stored("out", &out_shape, limits)?;
         tensors.lse.check("lse", &rows_shape, limits)?;
-        tensors.d_out.check("d_out", &out_shape, limits)?;
+        tensors.d_out.check_stored("d_out", &out_shape, limits)?;
         inputs.extend([("out", &tensors.out), ("lse", &tensors.lse), ("d_out", &tensors.d_out)]);
         if let Some(d_lse) = &tensors.d_lse {
             d_lse.check("d_lse", &rows_shape, limits)?;
@@ -240,7 +260,10 @@ impl AttentionBackwardPlan {
         ] {
             match (gradient, of) {
                 (Some(gradient), Some(of)) => {
-                    gradient.check_output(name, of.shape(), limits)?;
+                    match name {
+                        "d_intervals" => gradient.check_output(name, of.shape(), limits)?,
+                        _ => gradient.check_stored_output(name, of.shape(), limits)?,
+                    }
                     outputs.push((name, gradient));
                 }
                 (Some(_), None) => {
@@ -253,6 +276,7 @@ impl AttentionBackwardPlan {
         outputs.push(("workspace", &workspace));
         check_overlaps(&outputs, &inputs)?;
 
+        let has_out = tensors.out.dtype() == DType::F32;
         let mut call = Call::default();
         let all = self.all.of(&workspace);
         let packed = operands.pack(gpu, &mut call, &all)?;
@@ -265,6 +289,7 @@ impl AttentionBackwardPlan {
             d_k: tensors.d_k.layout(limits),
             d_v: tensors.d_v.layout(limits),
             has_d_lse: u32::from(tensors.d_lse.is_some()),
+            has_out: u32::from(has_out),
             has_d_intervals: u32::from(tensors.d_intervals.is_some()),
             rows: self.rows as u32,
             d_sink_k_partial: self.d_sink_k as u32,
@@ -282,8 +307,12 @@ impl AttentionBackwardPlan {
         let arguments = [bound(&tensors.out), bound(&tensors.lse), d_out.clone(), d_lse, Some(all.clone())];
         call.push(gpu, &ROWS, Vec::new(), &params, &arguments, row_count.div_ceil(64))?;
 
-        let arguments = [q.clone(), k.clone(), v.clone(), d_out.clone(), Some(all.clone()), bound(&tensors.d_q)];
         let workgroups = row_blocks * heads as u64 * batch as u64;
+        if !has_out {
+            let arguments = [q.clone(), k.clone(), v.clone(), d_out.clone(), Some(all.clone())];
+            call.push(gpu, &OUTPUTS, constants(config), &params, &arguments, workgroups)?;
+        }
+        let arguments = [q.clone(), k.clone(), v.clone(), d_out.clone(), Some(all.clone()), bound(&tensors.d_q)];
         call.push(gpu, &DQ, constants(config), &params, &arguments, workgroups)?;
 
         let spare = |part: &Part| Some(part.of(&workspace));
@@ -337,8 +366,8 @@ impl AttentionBackwardPlan {
             stride: stride as u32,
         };
         let params = params_buffer(gpu, REDUCE.name, &params);
-        let elements = u64::from(shape[0]) * u64::from(shape[1]) * u64::from(shape[2]);
+        let pairs = u64::from(shape[0]) * u64::from(shape[1]) * u64::from(shape[2].div_ceil(2));
         let arguments = [Some(all.clone()), BoundRange::of_view(view, gpu.limits())];
-        call.push(gpu, &REDUCE, Vec::new(), &params, &arguments, elements.div_ceil(64))
+        call.push(gpu, &REDUCE, Vec::new(), &params, &arguments, pairs.div_ceil(64))
     }
 }

@@ -16,7 +16,14 @@ pub(crate) static FORWARD: Kernel = Kernel {
         wgsl!("attention_forward.wgsl"),
     ],
     params: &AttentionParams::LAYOUT,
-    bindings: &[input("q"), input("k"), input("v"), workspace("workspace"), output("out"), output("lse")],
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
+        workspace("workspace"),
+        output("out").stored(),
+        output("lse"),
+    ],
 };
 
 /// What is compiled into `attention_forward`.
@@ -72,7 +79,7 @@ impl AttentionPlan {
         let AttentionShape { batch, heads, queries, .. } = self.shape;
         let operands = tensors.operands();
         let inputs = operands.check(config, &self.shape, limits)?;
-        tensors.out.check_output("out", &[batch, heads, queries, config.value_dim], limits)?;
+        tensors.out.check_stored_output("out", &[batch, heads, queries, config.value_dim], limits)?;
         let mut outputs = vec![("out", &tensors.out)];
         if let Some(lse) = &tensors.lse {
             lse.check_output("lse", &[batch, heads, queries], limits)?;

@@ -152,8 +152,8 @@ impl AttentionShape {
 /// Largest D, D_v of either operator.
 pub const MAX_DIM: usize = 256;
 
-/// The tensors of one attention call, in the shapes of [`AttentionShape`], all f32, rows of four-dimensional ones
-/// contiguous. They may be ranges of one buffer; outputs may not overlap anything.
+/// The tensors of one attention call, in the shapes of [`AttentionShape`], rows of four-dimensional ones contiguous. q,
+/// k, v, sinks and out may each have any storage type, all else is f32. They may be ranges of one buffer; outputs may not overlap anything.
 #[derive(Debug, Clone)]
 pub struct AttentionTensors {
     /// Queries.
@@ -227,7 +227,8 @@ impl Attention {
     /// [`Error::Argument`] for a configuration that can't be, [`Error::Gpu`] when a kernel doesn't compile.
     pub fn new(gpu: &Gpu, config: AttentionConfig) -> Result<Self> {
         config.validate()?;
-        gpu.precompile(&forward::FORWARD, forward::constants(config.method, config.value_dim))?;
+        let dim = |name: &str| if matches!(name, "q" | "k") { config.head_dim } else { config.value_dim };
+        gpu.precompile(&forward::FORWARD, forward::constants(config.method, config.value_dim), dim)?;
         Ok(Attention { gpu: gpu.clone(), config })
     }
 

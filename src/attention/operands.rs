@@ -45,6 +45,8 @@ params! {
         sink_v_stride: u32,
         has_intervals: u32,
         has_lse: u32,
+        /// Whether D comes from out: it was stored as f32.
+        has_out: u32,
         has_d_lse: u32,
         has_d_intervals: u32,
         scale: f32,
@@ -56,6 +58,9 @@ params! {
         d_sink_k_partial: u32,
         d_sink_v_partial: u32,
         d_intervals_partial: u32,
+        unused0: u32,
+        unused1: u32,
+        unused2: u32,
     }
 }
 
@@ -76,7 +81,7 @@ pub(crate) static PACK: Kernel = Kernel {
     name: "pack",
     files: &[wgsl!("shared/grid.wgsl"), wgsl!("pack.wgsl")],
     params: &PackParams::LAYOUT,
-    bindings: &[input("source"), workspace("workspace")],
+    bindings: &[input("source").stored(), workspace("workspace")],
 };
 
 /// Query rows and nodes of a tile: 16 logits an invocation, 14 KiB of workgroup memory.
@@ -125,15 +130,15 @@ impl<'a> Operands<'a> {
         limits: &wgpu::Limits,
     ) -> Result<Vec<(&'static str, &'a TensorView)>> {
         let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
-        self.q.check("q", &[batch, heads, queries, config.head_dim], limits)?;
-        self.k.check("k", &[batch, kv_heads, keys, config.head_dim], limits)?;
-        self.v.check("v", &[batch, kv_heads, keys, config.value_dim], limits)?;
+        self.q.check_stored("q", &[batch, heads, queries, config.head_dim], limits)?;
+        self.k.check_stored("k", &[batch, kv_heads, keys, config.head_dim], limits)?;
+        self.v.check_stored("v", &[batch, kv_heads, keys, config.value_dim], limits)?;
         let mut inputs = vec![("q", self.q), ("k", self.k), ("v", self.v)];
         for (name, sink, dim) in [("sink_k", self.sink_k, config.head_dim), ("sink_v", self.sink_v, config.value_dim)] {
             match (sink, config.sink == Sink::Given) {
                 (Some(sink), true) => {
                     let sinks = if is_shared(sink) { 1 } else { batch };
-                    sink.check(name, &[sinks, kv_heads, dim], limits)?;
+                    sink.check_stored(name, &[sinks, kv_heads, dim], limits)?;
                     inputs.push((name, sink));
                 }
                 (None, true) => return Err(Error::argument(name, "none", "a tensor, since the sink is Sink::Given")),

@@ -41,21 +41,35 @@ pub(crate) static READ: Kernel = Kernel {
     name: "efla_backward_read",
     files: &[GRID, TILE, KEY, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_read.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("rows"), input("k"), workspace("gates"), workspace("u"), workspace("states"), workspace("w")],
+    bindings: &[
+        input("rows").stored(),
+        input("k").stored(),
+        workspace("gates"),
+        workspace("u"),
+        workspace("states"),
+        workspace("w"),
+    ],
 };
 
 pub(crate) static SUM: Kernel = Kernel {
     name: "efla_backward_sum",
-    files: &[GRID, wgsl!("efla_backward_sum.wgsl")],
+    files: &[GRID, TILE, wgsl!("efla_backward_sum.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("x"), workspace("gates"), workspace("w"), output("d_x")],
+    bindings: &[input("x").stored(), workspace("gates"), workspace("w"), output("d_x").stored()],
 };
 
 pub(crate) static OUTPUT: Kernel = Kernel {
     name: "efla_backward_output",
     files: &[GRID, TILE, KEY, QUERY, D_OUT, PRODUCT, wgsl!("efla_backward_output.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("q"), input("k"), input("d_out"), workspace("gates"), workspace("u"), workspace("states")],
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("d_out").stored(),
+        workspace("gates"),
+        workspace("u"),
+        workspace("states"),
+    ],
 };
 
 /// [`PREPARE`] for the transpose.
@@ -78,14 +92,21 @@ pub(crate) static FOUND: Kernel = Kernel {
     name: "efla_backward_found",
     files: &[GRID, TILE, KEY, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_found.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("k"), workspace("gates"), workspace("u"), workspace("states"), workspace("found")],
+    bindings: &[input("k").stored(), workspace("gates"), workspace("u"), workspace("states"), workspace("found")],
 };
 
 pub(crate) static VALUES: Kernel = Kernel {
     name: "efla_backward_values",
     files: &[GRID, TILE, wgsl!("efla_backward_values.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("v"), workspace("gates"), workspace("y"), workspace("found"), output("d_v"), output("d_beta")],
+    bindings: &[
+        input("v").stored(),
+        workspace("gates"),
+        workspace("y"),
+        workspace("found"),
+        output("d_v").stored(),
+        output("d_beta"),
+    ],
 };
 
 pub(crate) static KEYS: Kernel = Kernel {
@@ -93,9 +114,9 @@ pub(crate) static KEYS: Kernel = Kernel {
     files: &[GRID, TILE, KEY, QUERY, D_OUT, PRODUCT, STATES, wgsl!("efla_backward_keys.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
-        input("q"),
-        input("k"),
-        input("d_out"),
+        input("q").stored(),
+        input("k").stored(),
+        input("d_out").stored(),
         workspace("gates"),
         workspace("y"),
         workspace("found"),
@@ -206,7 +227,10 @@ impl EflaBackwardPlan {
             ("beta", &tensors.beta, &beta_shape),
             ("d_out", &tensors.d_out, &value_shape),
         ] {
-            view.check(name, shape, limits)?;
+            match name {
+                "beta" => view.check(name, shape, limits)?,
+                _ => view.check_stored(name, shape, limits)?,
+            }
             inputs.push((name, view));
         }
         let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
@@ -217,7 +241,10 @@ impl EflaBackwardPlan {
             ("d_v", &tensors.d_v, &value_shape),
             ("d_beta", &tensors.d_beta, &beta_shape),
         ] {
-            view.check_output(name, shape, limits)?;
+            match name {
+                "d_beta" => view.check_output(name, shape, limits)?,
+                _ => view.check_stored_output(name, shape, limits)?,
+            }
             outputs.push((name, view));
         }
         let state =

@@ -21,7 +21,7 @@ pub(crate) static GATES: Kernel = Kernel {
     name: "efla_gates",
     files: &[GRID, wgsl!("shared/phi.wgsl"), wgsl!("efla_gates.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("q"), input("k"), input("beta"), workspace("gates")],
+    bindings: &[input("q").stored(), input("k").stored(), input("beta"), workspace("gates")],
 };
 
 /// Also of the backward pass, which prepares and scans with the transpose.
@@ -32,7 +32,7 @@ pub(crate) static PREPARE: Kernel = Kernel {
     name: "efla_prepare",
     files: PREPARE_FILES,
     params: &EflaParams::LAYOUT,
-    bindings: &[input("k"), input("v"), workspace("gates"), workspace("w"), workspace("u")],
+    bindings: &[input("k").stored(), input("v").stored(), workspace("gates"), workspace("w"), workspace("u")],
 };
 
 pub(crate) static STATE: Kernel = Kernel {
@@ -40,7 +40,7 @@ pub(crate) static STATE: Kernel = Kernel {
     files: STATE_FILES,
     params: &EflaParams::LAYOUT,
     bindings: &[
-        input("k"),
+        input("k").stored(),
         workspace("gates"),
         workspace("w"),
         input("initial_state"),
@@ -54,7 +54,14 @@ pub(crate) static OUTPUT: Kernel = Kernel {
     name: "efla_output",
     files: &[GRID, TILE, KEY, QUERY, UPDATES, PRODUCT, STATES, wgsl!("efla_output.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("q"), input("k"), workspace("gates"), workspace("u"), workspace("states"), output("out")],
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        workspace("gates"),
+        workspace("u"),
+        workspace("states"),
+        output("out").stored(),
+    ],
 };
 
 pub(crate) static RECURRENT: Kernel = Kernel {
@@ -62,13 +69,13 @@ pub(crate) static RECURRENT: Kernel = Kernel {
     files: &[GRID, TILE, wgsl!("efla_recurrent.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
-        input("q"),
-        input("k"),
-        input("v"),
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
         workspace("gates"),
         input("initial_state"),
         output("final_state"),
-        output("out"),
+        output("out").stored(),
     ],
 };
 
@@ -213,11 +220,11 @@ impl EflaPlan {
         let (config, limits) = (self.efla.config(), gpu.limits());
         let EflaShape { batch, heads, value_heads, tokens } = self.shape;
         let state_shape = [batch, value_heads, config.key_dim, config.value_dim];
-        tensors.q.check("q", &[batch, heads, tokens, config.key_dim], limits)?;
-        tensors.k.check("k", &[batch, heads, tokens, config.key_dim], limits)?;
-        tensors.v.check("v", &[batch, value_heads, tokens, config.value_dim], limits)?;
+        tensors.q.check_stored("q", &[batch, heads, tokens, config.key_dim], limits)?;
+        tensors.k.check_stored("k", &[batch, heads, tokens, config.key_dim], limits)?;
+        tensors.v.check_stored("v", &[batch, value_heads, tokens, config.value_dim], limits)?;
         tensors.beta.check("beta", &[batch, value_heads, tokens], limits)?;
-        tensors.out.check_output("out", &[batch, value_heads, tokens, config.value_dim], limits)?;
+        tensors.out.check_stored_output("out", &[batch, value_heads, tokens, config.value_dim], limits)?;
         let state = StateArguments {
             before: ("initial_state", tensors.initial_state.as_ref()),
             after: ("final_state", tensors.final_state.as_ref()),

@@ -141,8 +141,8 @@ impl EflaShape {
     }
 }
 
-/// The tensors of one EFLA call, in the shapes of [`EflaShape`], all f32; rows of four-dimensional ones contiguous.
-/// They may be ranges of one buffer; outputs may not overlap anything, save that `final_state` may be the very range of
+/// The tensors of one EFLA call, in the shapes of [`EflaShape`]; rows of four-dimensional ones contiguous. q, k, v and
+/// out may each have any storage type, all else is f32. They may be ranges of one buffer; outputs may not overlap anything, save that `final_state` may be the very range of
 /// `initial_state`: the state is then updated in place.
 #[derive(Debug, Clone)]
 pub struct EflaTensors {
@@ -190,8 +190,8 @@ fn stated_shape(q: &TensorView, v: &TensorView) -> Result<EflaShape> {
 }
 
 /// The tensors of one backward call, in the shapes of [`EflaShape`]; a gradient has the shape of what it is the
-/// gradient of. All are f32, rows of four-dimensional ones contiguous, and may be ranges of one buffer; outputs may not
-/// overlap anything, save that `d_initial_state` may be the very range of `d_final_state`.
+/// gradient of. Rows of four-dimensional ones are contiguous; q, k, v, d_out, d_q, d_k and d_v may each have any storage
+/// type, all else is f32. They may be ranges of one buffer; outputs may not overlap anything, save that `d_initial_state` may be the very range of `d_final_state`.
 ///
 /// Gradients are those of Σ d_out·out + Σ d_final_state·final_state. They are overwritten, not added to.
 #[derive(Debug, Clone)]
@@ -281,7 +281,8 @@ impl Efla {
         config.validate()?;
         let chunk = forward::chunk_length(gpu, config.chunk, config.key_dim)?;
         for (kernel, constants) in forward::kernels(config.form, chunk, config.key_dim) {
-            gpu.precompile(kernel, constants)?;
+            let dim = |name: &str| if matches!(name, "q" | "k") { config.key_dim } else { config.value_dim };
+            gpu.precompile(kernel, constants, dim)?;
         }
         Ok(Efla { gpu: gpu.clone(), config, chunk })
     }

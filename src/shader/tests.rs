@@ -4,10 +4,11 @@ use naga::proc::Layouter;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, StorageAccess, TypeInner};
 
-use super::{Constants, Kernel, Role, Variant, compose};
+use super::{Constants, Format, Kernel, Role, Variant, compose};
 use crate::attention::{self, AttentionConfig, Method};
 use crate::efla::{self, Form};
 use crate::gpu::{MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES};
+use crate::tensor::DType;
 
 type Compiled = (&'static Kernel, Constants);
 
@@ -24,7 +25,7 @@ fn kernels() -> Vec<Compiled> {
             kernels.push((&attention::forward::FORWARD, attention::forward::constants(method, value_dim)));
             for head_dim in dims {
                 let config = AttentionConfig { head_dim, value_dim, method, ..Default::default() };
-                for kernel in [&attention::backward::DQ, &attention::backward::DKV] {
+                for kernel in [&attention::backward::OUTPUTS, &attention::backward::DQ, &attention::backward::DKV] {
                     kernels.push((kernel, attention::backward::constants(&config)));
                 }
             }
@@ -47,12 +48,22 @@ fn declarations_match_the_host() {
     for (kernel, constants) in kernels() {
         let inputs = kernel.bindings.iter().enumerate().filter(|(_, binding)| binding.role == Role::Input);
         let all_inputs = inputs.fold(0, |mask, (index, _)| mask | 1 << index);
-        for writable_inputs in [0, all_inputs] {
-            check(&Variant { kernel, constants: constants.clone(), writable_inputs });
+        // Either access mode, every storage type, rows read whole and not.
+        let formats = [(DType::F32, true), (DType::F16, false), (DType::F16, true), (DType::BF16, true)];
+        let formats = formats.map(|(dtype, vectors)| (0, Format { dtype, vectors }));
+        let f32 = [(0, Format::default()), (all_inputs, Format::default())];
+        for (writable_inputs, format) in f32.into_iter().chain(formats) {
+            check(&variant(kernel, constants.clone(), writable_inputs, format));
             checked += 1;
         }
     }
-    assert!(checked > 600, "{checked}");
+    assert!(checked > 2500, "{checked}");
+}
+
+/// A variant whose stored bindings all have one format.
+fn variant(kernel: &'static Kernel, constants: Constants, writable_inputs: u32, format: Format) -> Variant {
+    let formats = kernel.bindings.iter().map(|binding| if binding.stored { format } else { Format::default() });
+    Variant { kernel, constants, writable_inputs, formats: formats.collect() }
 }
 
 fn check(variant: &Variant) {
@@ -113,19 +124,19 @@ fn check(variant: &Variant) {
 /// Bindings that a kernel declares but never reads would hide a mistake in the table.
 #[test]
 fn every_binding_is_used() {
-    for (kernel, constants) in kernels() {
-        let composed = compose(&Variant { kernel, constants, writable_inputs: 0 });
-        let text = &composed.text[composed.text.find("@group(0) @binding(0)").unwrap()..];
+    for (kernel, _) in kernels() {
         for binding in kernel.bindings {
-            let uses = text.matches(&format!("{}[", binding.name)).count();
-            assert!(uses > 0, "{}: {} is bound and not used", kernel.name, binding.name);
+            // A stored binding is reached through its functions only.
+            let name = format!("{}{}", binding.name, if binding.stored { "_" } else { "[" });
+            let used = kernel.files.iter().any(|file| file.text.contains(&name));
+            assert!(used, "{}: {} is bound and not used", kernel.name, binding.name);
         }
     }
 }
 
 #[test]
 fn messages_name_the_file() {
-    let variant = Variant { kernel: &attention::operands::PACK, constants: vec![], writable_inputs: 0 };
+    let variant = variant(&attention::operands::PACK, vec![], 0, Format::default());
     let composed = compose(&variant);
     let line = 1 + composed.text.lines().position(|line| line.contains("fn main")).unwrap();
     let own = 1 + variant.kernel.files[1].text.lines().position(|line| line.contains("fn main")).unwrap();

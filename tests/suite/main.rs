@@ -11,6 +11,7 @@ mod attention_numerics;
 mod attention_options;
 mod causality;
 mod composition;
+mod configurations;
 mod devices;
 mod efla_backward;
 mod efla_numerics;

@@ -2,9 +2,11 @@
 
 mod attention;
 mod efla;
+mod placed;
 
 pub use attention::{AttentionCase, AttentionOutput};
 pub use efla::{EflaCase, EflaOutput, FORMS};
+pub use placed::{Place, Placed};
 
 use std::sync::OnceLock;
 
