@@ -30,14 +30,15 @@
 //! | efla_backward_values | v, workspace | workspace (X), d_v, d_beta |
 //! | efla_backward_replay | k, initial_state, workspace | workspace (states) |
 //! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
+//! | copy | source | destination |
 //!
 //! What is to come has its place: lengths of ragged batches are packed into the workspace that every kernel but
 //! `efla_gates` binds, and into the gates; a log decay is a further input of `efla_gates`, its gradient the output of a
-//! kernel of its own; a merge of partial results binds out and lse of either side and of the result, six buffers;
-//! rotary embedding one input and one output.
+//! kernel of its own.
 //!
-//! `workspace` counts as an output wherever a kernel writes any part of it. In-place state: when initial_state and
-//! final_state are the same range, the kernel reads the state through its final_state binding.
+//! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state
+//! are the same range, the kernel reads it through
+//! the output's binding.
 
 use std::sync::Arc;
 

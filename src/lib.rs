@@ -4,6 +4,7 @@
 //!   becomes an exact integral over time. The same kernels compute ordinary softmax attention ([`Method::Softmax`]).
 //! * [`Efla`]: **error-free linear attention**, the delta rule with its state update solved exactly instead of by an
 //!   Euler step, chunk by chunk in parallel. The same kernels compute DeltaNet ([`Integrator::Euler`]).
+//! * Around them: [`Gpu::copy`] between views, which appends to a cache.
 //!
 //! Both have a forward and a backward pass in f32 and are judged by the float64 [`mod@reference`].
 //!
@@ -55,6 +56,7 @@
 pub mod attention;
 #[cfg(feature = "cases")]
 pub mod case;
+mod copy;
 pub mod efla;
 mod error;
 mod gpu;

@@ -6,6 +6,7 @@ use naga::{AddressSpace, StorageAccess, TypeInner};
 
 use super::{Constants, Format, Kernel, Role, Variant, compose};
 use crate::attention::{self, AttentionConfig, Method};
+use crate::copy;
 use crate::efla::{self, Form};
 use crate::gpu::{MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES};
 use crate::tensor::DType;
@@ -18,6 +19,7 @@ fn kernels() -> Vec<Compiled> {
         (&attention::operands::PACK, vec![]),
         (&attention::backward::ROWS, vec![]),
         (&attention::backward::REDUCE, vec![]),
+        (&copy::COPY, vec![]),
     ];
     let dims = [32, 64, 96, 128, 160, 192, 224, 256];
     for method in [Method::Continuous, Method::Softmax] {

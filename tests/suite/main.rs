@@ -12,6 +12,7 @@ mod attention_options;
 mod causality;
 mod composition;
 mod configurations;
+mod copy;
 mod devices;
 mod efla_backward;
 mod efla_numerics;
