@@ -30,6 +30,7 @@
 //! | efla_backward_values | v, workspace | workspace (X), d_v, d_beta |
 //! | efla_backward_replay | k, initial_state, workspace | workspace (states) |
 //! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
+//! | rotary | x, positions, frequencies | out |
 //! | copy | source | destination |
 //!
 //! What is to come has its place: lengths of ragged batches are packed into the workspace that every kernel but
@@ -37,7 +38,7 @@
 //! kernel of its own.
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state
-//! are the same range, the kernel reads it through
+//! (of rotary x and out) are the same range, the kernel reads it through
 //! the output's binding.
 
 use std::sync::Arc;

@@ -9,6 +9,7 @@ use crate::attention::{self, AttentionConfig, Method};
 use crate::copy;
 use crate::efla::{self, Form};
 use crate::gpu::{MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES};
+use crate::rotary;
 use crate::tensor::DType;
 
 type Compiled = (&'static Kernel, Constants);
@@ -20,6 +21,7 @@ fn kernels() -> Vec<Compiled> {
         (&attention::backward::ROWS, vec![]),
         (&attention::backward::REDUCE, vec![]),
         (&copy::COPY, vec![]),
+        (&rotary::ROTARY, vec![]),
     ];
     let dims = [32, 64, 96, 128, 160, 192, 224, 256];
     for method in [Method::Continuous, Method::Softmax] {

@@ -20,3 +20,4 @@ mod efla_options;
 mod errors;
 mod given;
 mod nan;
+mod rotary;
