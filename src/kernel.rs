@@ -16,6 +16,8 @@
 //! | attention_backward_rows | out, lse, d_out, d_lse | workspace (lse and D of every row) |
 //! | attention_backward_dq | q, k, v, d_out, workspace | d_q |
 //! | attention_backward_dkv | q, k, v, d_out, workspace | d_k, d_v, workspace (partial sink and interval gradients) |
+//! | attention_merge | out_a, lse_a, out_b, lse_b | out, lse |
+//! | attention_merge_backward | out_a, lse_a, out_b, lse_b, d_out, d_lse | d_side, d_side_lse (of a; then the sides are exchanged) |
 //! | efla_gates | q, k, beta | workspace (gates, rates) |
 //! | efla_prepare | k, v, workspace (gates) | workspace (W, U) |
 //! | efla_state | k, initial_state, workspace (gates, W) | workspace (V_new, states), final_state |
@@ -38,7 +40,7 @@
 //! kernel of its own.
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state
-//! (of rotary x and out) are the same range, the kernel reads it through
+//! (of rotary x and out, of a merge those of a side and of the result) are the same range, the kernel reads it through
 //! the output's binding.
 
 use std::sync::Arc;

@@ -4,7 +4,8 @@
 //!   becomes an exact integral over time. The same kernels compute ordinary softmax attention ([`Method::Softmax`]).
 //! * [`Efla`]: **error-free linear attention**, the delta rule with its state update solved exactly instead of by an
 //!   Euler step, chunk by chunk in parallel. The same kernels compute DeltaNet ([`Integrator::Euler`]).
-//! * Around them: [`Rotary`] position embedding and [`Gpu::copy`] between views, which appends to a cache.
+//! * Around them: [`Rotary`] position embedding, [`Merge`] of attention over two stretches of keys, and [`Gpu::copy`]
+//!   between views, which appends to a cache.
 //!
 //! Both have a forward and a backward pass in f32 and are judged by the float64 [`mod@reference`].
 //!
@@ -69,7 +70,7 @@ mod trusted;
 
 pub use attention::{
     Attention, AttentionBackwardPlan, AttentionConfig, AttentionGradients, AttentionPlan, AttentionShape,
-    AttentionTensors, Method, Sink,
+    AttentionTensors, Merge, MergeGradients, MergePlan, MergeShape, MergeTensors, Method, Sink,
 };
 pub use efla::{Efla, EflaBackwardPlan, EflaConfig, EflaGradients, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
 pub use error::{Error, Result};

@@ -20,6 +20,8 @@ fn kernels() -> Vec<Compiled> {
         (&attention::operands::PACK, vec![]),
         (&attention::backward::ROWS, vec![]),
         (&attention::backward::REDUCE, vec![]),
+        (&attention::merge::FORWARD, vec![]),
+        (&attention::merge::BACKWARD, vec![]),
         (&copy::COPY, vec![]),
         (&rotary::ROTARY, vec![]),
     ];

@@ -7,6 +7,7 @@
 mod harness;
 
 mod attention_backward;
+mod attention_merge;
 mod attention_numerics;
 mod attention_options;
 mod causality;
