@@ -16,6 +16,8 @@
 //! | attention_backward_rows | out, lse, d_out, d_lse | workspace (lse and D of every row) |
 //! | attention_backward_dq | q, k, v, d_out, workspace | d_q |
 //! | attention_backward_dkv | q, k, v, d_out, workspace | d_k, d_v, workspace (partial sink and interval gradients) |
+//! | attention_merge | out_a, lse_a, out_b, lse_b | out, lse |
+//! | attention_merge_backward | out_a, lse_a, out_b, lse_b, d_out, d_lse | d_side, d_side_lse (of a; then the sides are exchanged) |
 //! | efla_gates | q, k, beta | workspace (gates, rates) |
 //! | efla_prepare | k, v, workspace (gates) | workspace (W, U) |
 //! | efla_state | k, initial_state, workspace (gates, W) | workspace (V_new, states), final_state |
@@ -30,14 +32,16 @@
 //! | efla_backward_values | v, workspace | workspace (X), d_v, d_beta |
 //! | efla_backward_replay | k, initial_state, workspace | workspace (states) |
 //! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
+//! | rotary | x, positions, frequencies | out |
+//! | copy | source | destination |
 //!
 //! What is to come has its place: lengths of ragged batches are packed into the workspace that every kernel but
 //! `efla_gates` binds, and into the gates; a log decay is a further input of `efla_gates`, its gradient the output of a
-//! kernel of its own; a merge of partial results binds out and lse of either side and of the result, six buffers;
-//! rotary embedding one input and one output.
+//! kernel of its own.
 //!
-//! `workspace` counts as an output wherever a kernel writes any part of it. In-place state: when initial_state and
-//! final_state are the same range, the kernel reads the state through its final_state binding.
+//! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state
+//! (of rotary x and out, of a merge those of a side and of the result) are the same range, the kernel reads it through
+//! the output's binding.
 
 use std::sync::Arc;
 

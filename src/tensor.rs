@@ -121,6 +121,41 @@ impl TensorView {
         &self.shape
     }
 
+    /// The `length` elements from `start` on of dimension `dim`, all of the others: a part of a cache, say. Nothing is
+    /// copied.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when there is no such dimension or range.
+    pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<TensorView> {
+        let rank = self.shape.len();
+        if self.strides.len() != rank {
+            let got = format!("{} strides", self.strides.len());
+            return Err(Error::argument("strides", got, format!("{rank} strides, one a dimension")));
+        }
+        let Some(&size) = self.shape.get(dim) else {
+            return Err(Error::argument("dim", dim, format!("one of {rank} dimensions, from 0")));
+        };
+        if start.checked_add(length).is_none_or(|end| end > size) {
+            let got = format!("{length} from start {start}");
+            return Err(Error::argument("length", got, format!("a range within the {size} of dimension {dim}")));
+        }
+        let moved = (start as u64).checked_mul(self.strides[dim] as u64).and_then(|by| self.offset.checked_add(by));
+        let Some(offset) = moved else {
+            let got = format!("{start}, of stride {}", self.strides[dim]);
+            return Err(Error::argument("start", got, "an offset below 2⁶⁴"));
+        };
+        let mut narrowed = TensorView { offset, ..self.clone() };
+        narrowed.shape[dim] = length;
+        Ok(narrowed)
+    }
+
+    /// The same elements with four dimensions, leading ones of size 1 added. Only for views of four at most.
+    pub(crate) fn four_dimensional(&self) -> TensorView {
+        let missing = 4 - self.shape.len();
+        let pad = |sizes: &[usize], with: usize| [&vec![with; missing], sizes].concat();
+        TensorView { shape: pad(&self.shape, 1), strides: pad(&self.strides, 0), ..self.clone() }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
@@ -148,6 +183,7 @@ impl TensorView {
     pub(crate) fn format(&self) -> Format {
         let rows = self.shape.len() == 4
             && self.shape[3].is_multiple_of(4)
+            && self.strides[3] == 1
             && self.offset.is_multiple_of(4)
             && self.strides[..3].iter().all(|stride| stride.is_multiple_of(4));
         Format { dtype: self.dtype, vectors: rows }
@@ -178,6 +214,20 @@ impl TensorView {
 
     /// As [`TensorView::check`], for a tensor of any storage type.
     pub(crate) fn check_stored(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+        self.check_strided(name, shape, limits)?;
+        // Kernels know three strides; the rows of a tensor of four dimensions are read as wholes.
+        if let (&[_, _, _, size], &[_, _, _, stride]) = (shape, &self.strides[..])
+            && size > 1
+            && stride != 1
+            && !self.is_empty()
+        {
+            return Err(Error::argument(name, format!("stride {stride} of the last dimension"), "stride 1"));
+        }
+        Ok(())
+    }
+
+    /// As [`TensorView::check_stored`], for a kernel that knows the last stride of four too.
+    pub(crate) fn check_strided(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
         if self.shape != shape {
             return Err(Error::argument(name, format!("shape {:?}", self.shape), format!("shape {shape:?}")));
         }
@@ -191,13 +241,6 @@ impl TensorView {
         }
         if self.is_empty() {
             return Ok(());
-        }
-        // Kernels know three strides; the rows of a tensor of four dimensions are read as wholes.
-        if let (&[_, _, _, size], &[_, _, _, stride]) = (shape, &self.strides[..])
-            && size > 1
-            && stride != 1
-        {
-            return Err(Error::argument(name, format!("stride {stride} of the last dimension"), "stride 1"));
         }
         // Shaders count elements in 32 bits; half of that leaves sums of a tile's edge room.
         let size = self.dtype.bytes() as u64;
@@ -240,6 +283,12 @@ impl TensorView {
         self.check_written(name)
     }
 
+    /// As [`TensorView::check_stored_output`], for a kernel that knows the last stride of four too.
+    pub(crate) fn check_strided_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+        self.check_strided(name, shape, limits)?;
+        self.check_written(name)
+    }
+
     fn check_written(&self, name: &str) -> Result<()> {
         if self.is_empty() {
             // Its strides say nothing.
@@ -248,10 +297,14 @@ impl TensorView {
         let shape = &self.shape;
         if self.dtype != DType::F32 {
             // Whole words only: of two invocations that write the halves of one, the first would be undone.
-            let (last, leading) = (shape.len() - 1, &self.strides[..shape.len() - 1]);
             let even = |count: usize| count.is_multiple_of(2);
-            let strides = leading.iter().zip(shape).all(|(&stride, &size)| size == 1 || even(stride));
-            if !even(shape[last]) || self.strides[last] != 1 || !strides || !self.offset.is_multiple_of(2) {
+            let pairs = match (shape.split_last(), self.strides.split_last()) {
+                (Some((&size, sizes)), Some((&1, strides))) => {
+                    even(size) && strides.iter().zip(sizes).all(|(&stride, &size)| size == 1 || even(stride))
+                }
+                _ => false,
+            };
+            if !pairs || !self.offset.is_multiple_of(2) {
                 let got = format!("shape {shape:?}, strides {:?}, offset {}", self.strides, self.offset);
                 let needed = format!(
                     "an even last dimension, contiguous, even strides and an even offset for {:?} that is written",

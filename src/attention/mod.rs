@@ -2,10 +2,12 @@
 
 pub(crate) mod backward;
 pub(crate) mod forward;
+pub(crate) mod merge;
 pub(crate) mod operands;
 
 pub use backward::{AttentionBackwardPlan, AttentionGradients};
 pub use forward::AttentionPlan;
+pub use merge::{Merge, MergeGradients, MergePlan, MergeShape, MergeTensors};
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;

@@ -6,8 +6,10 @@ use naga::{AddressSpace, StorageAccess, TypeInner};
 
 use super::{Constants, Format, Kernel, Role, Variant, compose};
 use crate::attention::{self, AttentionConfig, Method};
+use crate::copy;
 use crate::efla::{self, Form};
 use crate::gpu::{MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES};
+use crate::rotary;
 use crate::tensor::DType;
 
 type Compiled = (&'static Kernel, Constants);
@@ -19,6 +21,10 @@ fn kernels() -> Vec<Compiled> {
         (&attention::forward::COMBINE, vec![]),
         (&attention::backward::ROWS, vec![]),
         (&attention::backward::REDUCE, vec![]),
+        (&attention::merge::FORWARD, vec![]),
+        (&attention::merge::BACKWARD, vec![]),
+        (&copy::COPY, vec![]),
+        (&rotary::ROTARY, vec![]),
     ];
     let dims = [32, 64, 96, 128, 160, 192, 224, 256];
     for method in [Method::Continuous, Method::Softmax] {

@@ -7,6 +7,7 @@
 mod harness;
 
 mod attention_backward;
+mod attention_merge;
 mod attention_numerics;
 mod attention_options;
 mod causality;
@@ -20,3 +21,4 @@ mod efla_options;
 mod errors;
 mod given;
 mod nan;
+mod rotary;
