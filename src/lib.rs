@@ -70,7 +70,7 @@ mod trusted;
 
 pub use attention::{
     Attention, AttentionBackwardPlan, AttentionConfig, AttentionGradients, AttentionPlan, AttentionShape,
-    AttentionTensors, Lengths, Method, Sink,
+    AttentionTensors, Lengths, Merge, MergeGradients, MergePlan, MergeShape, MergeTensors, Method, Sink,
 };
 pub use efla::{Efla, EflaBackwardPlan, EflaConfig, EflaGradients, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
 pub use error::{Error, Result};

@@ -336,7 +336,7 @@ impl AttentionBackwardPlan {
         let workgroups = self.blocks.row_tasks(&self.shape);
         let inputs = [q, k, v, d_out, Some(all.clone())];
         if !has_out {
-            let arguments = [&inputs[..], &[table.clone()]].concat();
+            let arguments = [&inputs[..], std::slice::from_ref(&table)].concat();
             call.push(gpu, &OUTPUTS, constants.clone(), &params, &arguments, workgroups)?;
         }
         let arguments = [&inputs[..], &[bound(&tensors.d_q), table.clone()]].concat();

@@ -13,6 +13,7 @@ mod attention_options;
 mod causality;
 mod composition;
 mod configurations;
+mod copy;
 mod decoding;
 mod devices;
 mod efla_backward;

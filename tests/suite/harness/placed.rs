@@ -12,6 +12,12 @@ pub struct Place {
 }
 
 impl Place {
+    /// Dense and row-major.
+    pub fn dense(dtype: DType, shape: &[usize], offset: usize) -> Self {
+        let order: Vec<usize> = (0..shape.len()).collect();
+        Self::ordered(dtype, shape, &order, offset, 0)
+    }
+
     /// Dimensions in memory in the given order, slowest first; rows of the last one are `gap` elements apart.
     pub fn ordered(dtype: DType, shape: &[usize], order: &[usize], offset: usize, gap: usize) -> Self {
         let mut strides = vec![0; shape.len()];
