@@ -59,8 +59,8 @@ impl Gpu {
         if from.shape().len() > 4 {
             return Err(Error::argument("from", format!("shape {:?}", from.shape()), "at most four dimensions"));
         }
-        from.check_strided("from", from.shape(), limits)?;
-        to.check_strided_output("to", from.shape(), limits)?;
+        from.check_strided("from", from.shape())?;
+        to.check_strided_output("to", from.shape())?;
         check_overlaps(&[("to", to)], &[("from", from)])?;
         let mut call = Call::default();
         if from.is_empty() {

@@ -316,14 +316,14 @@ impl RotaryPlan {
         let limits = gpu.limits();
         let RotaryShape { batch, heads, tokens, offset } = self.shape;
         let shape = [batch, heads, tokens, config.dim];
-        x.check_stored(x_name, &shape, limits)?;
-        out.check_stored_output(out_name, &shape, limits)?;
+        x.check_stored(x_name, &shape)?;
+        out.check_stored_output(out_name, &shape)?;
         let in_place = x.is_same(out);
         let mut inputs = if in_place { vec![] } else { vec![(x_name, x)] };
         let mut positions_layout = [0; 4];
         if let Some(positions) = positions {
             let is_shared = positions.shape().first() == Some(&1);
-            positions.check("positions", &[if is_shared { 1 } else { batch }, tokens], limits)?;
+            positions.check("positions", &[if is_shared { 1 } else { batch }, tokens])?;
             if offset != 0 {
                 let needed = format!("none, since the plan has offset {offset}");
                 return Err(Error::argument("positions", "a tensor", needed));

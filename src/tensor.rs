@@ -116,6 +116,11 @@ impl TensorView {
         self.dtype
     }
 
+    /// The buffer it is a range of.
+    pub fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+
     /// The sizes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
@@ -205,16 +210,16 @@ impl TensorView {
     }
 
     /// Refuses a view that can't be bound as argument `name` of the given shape, which is always f32.
-    pub(crate) fn check(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+    pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<()> {
         if self.dtype != DType::F32 {
             return Err(Error::argument(name, format!("{:?} elements", self.dtype), "F32"));
         }
-        self.check_stored(name, shape, limits)
+        self.check_stored(name, shape)
     }
 
     /// As [`TensorView::check`], for a tensor of any storage type.
-    pub(crate) fn check_stored(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
-        self.check_strided(name, shape, limits)?;
+    pub(crate) fn check_stored(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.check_strided(name, shape)?;
         // Kernels know three strides; the rows of a tensor of four dimensions are read as wholes.
         if let (&[_, _, _, size], &[_, _, _, stride]) = (shape, &self.strides[..])
             && size > 1
@@ -227,7 +232,7 @@ impl TensorView {
     }
 
     /// As [`TensorView::check_stored`], for a kernel that knows the last stride of four too.
-    pub(crate) fn check_strided(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+    pub(crate) fn check_strided(&self, name: &str, shape: &[usize]) -> Result<()> {
         if self.shape != shape {
             return Err(Error::argument(name, format!("shape {:?}", self.shape), format!("shape {shape:?}")));
         }
@@ -242,7 +247,6 @@ impl TensorView {
         if self.is_empty() {
             return Ok(());
         }
-        // Shaders count elements in 32 bits; half of that leaves sums of a tile's edge room.
         let size = self.dtype.bytes() as u64;
         // Words are bound whole.
         let (reach, buffer) = (self.reach(), self.buffer.size() / 4 * (4 / size));
@@ -258,34 +262,24 @@ impl TensorView {
                 return Err(Error::argument(name, got, needed));
             }
         }
-        let reach = reach.unwrap_or(u64::MAX);
-        let align = u64::from(limits.min_storage_buffer_offset_alignment);
-        let bound = self.offset * size % align + reach.saturating_mul(size);
-        for (limit_name, limit) in
-            [("max_storage_buffer_binding_size", limits.max_storage_buffer_binding_size), ("2³¹ elements", size << 31)]
-        {
-            if bound > limit {
-                return Err(Error::Limit { argument: format!("{name}, in bytes"), got: bound, limit_name, limit });
-            }
-        }
         Ok(())
     }
 
     /// As [`TensorView::check`], for a tensor that is written: no element may stand for two.
-    pub(crate) fn check_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
-        self.check(name, shape, limits)?;
+    pub(crate) fn check_output(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.check(name, shape)?;
         self.check_written(name)
     }
 
     /// As [`TensorView::check_output`], for a tensor of any storage type.
-    pub(crate) fn check_stored_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
-        self.check_stored(name, shape, limits)?;
+    pub(crate) fn check_stored_output(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.check_stored(name, shape)?;
         self.check_written(name)
     }
 
     /// As [`TensorView::check_stored_output`], for a kernel that knows the last stride of four too.
-    pub(crate) fn check_strided_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
-        self.check_strided(name, shape, limits)?;
+    pub(crate) fn check_strided_output(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.check_strided(name, shape)?;
         self.check_written(name)
     }
 

@@ -252,12 +252,12 @@ impl MergePlan {
     fn bind_uncaught(&self, tensors: &MergeTensors) -> Result<Call> {
         let (gpu, limits) = (&self.gpu, self.gpu.limits());
         let MergeTensors { out_a, lse_a, out_b, lse_b, out, lse } = tensors;
-        out_a.check_stored("out_a", &self.shape.out(), limits)?;
-        lse_a.check("lse_a", &self.shape.lse(), limits)?;
-        out_b.check_stored("out_b", &self.shape.out(), limits)?;
-        lse_b.check("lse_b", &self.shape.lse(), limits)?;
-        out.check_stored_output("out", &self.shape.out(), limits)?;
-        lse.check_output("lse", &self.shape.lse(), limits)?;
+        out_a.check_stored("out_a", &self.shape.out())?;
+        lse_a.check("lse_a", &self.shape.lse())?;
+        out_b.check_stored("out_b", &self.shape.out())?;
+        lse_b.check("lse_b", &self.shape.lse())?;
+        out.check_stored_output("out", &self.shape.out())?;
+        lse.check_output("lse", &self.shape.lse())?;
         let inputs = [("out_a", out_a, out), ("lse_a", lse_a, lse), ("out_b", out_b, out), ("lse_b", lse_b, lse)];
         let own_ranges = inputs.iter().filter(|(_, from, to)| !from.is_same(to));
         let own_ranges: Vec<_> = own_ranges.map(|&(name, from, _)| (name, from)).collect();
@@ -301,14 +301,14 @@ impl MergePlan {
         inputs.extend(d_lse.iter().map(|d_lse| ("d_lse", d_lse)));
         for &(name, view) in &inputs {
             match name.contains("lse") {
-                true => view.check(name, &self.shape.lse(), limits)?,
-                false => view.check_stored(name, &self.shape.out(), limits)?,
+                true => view.check(name, &self.shape.lse())?,
+                false => view.check_stored(name, &self.shape.out())?,
             }
         }
-        d_out_a.check_stored_output("d_out_a", &self.shape.out(), limits)?;
-        d_lse_a.check_output("d_lse_a", &self.shape.lse(), limits)?;
-        d_out_b.check_stored_output("d_out_b", &self.shape.out(), limits)?;
-        d_lse_b.check_output("d_lse_b", &self.shape.lse(), limits)?;
+        d_out_a.check_stored_output("d_out_a", &self.shape.out())?;
+        d_lse_a.check_output("d_lse_a", &self.shape.lse())?;
+        d_out_b.check_stored_output("d_out_b", &self.shape.out())?;
+        d_lse_b.check_output("d_lse_b", &self.shape.lse())?;
         let outputs = [("d_out_a", d_out_a), ("d_lse_a", d_lse_a), ("d_out_b", d_out_b), ("d_lse_b", d_lse_b)];
         check_overlaps(&outputs, &inputs)?;
 

@@ -11,6 +11,7 @@ pub use merge::{Merge, MergeGradients, MergePlan, MergeShape, MergeTensors};
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::piece::Piece;
 use crate::tensor::TensorView;
 
 /// Which attention is computed.
@@ -117,6 +118,25 @@ pub enum Lengths {
 }
 
 impl Lengths {
+    /// How many sequences there are, each with a sink of its own.
+    fn sequences(&self, shape: &AttentionShape) -> usize {
+        match self {
+            Lengths::Packed { cu_seqlens_q, .. } => cu_seqlens_q.len().saturating_sub(1),
+            _ => shape.batch,
+        }
+    }
+
+    /// The lengths of a piece's sequences.
+    fn part(&self, piece: &Piece) -> Lengths {
+        match self {
+            Lengths::Cache { kv_lens } => {
+                // Lengths that do not fit the batch are refused elsewhere.
+                Lengths::Cache { kv_lens: kv_lens.get(piece.batch.clone()).unwrap_or(kv_lens).to_vec() }
+            }
+            lengths => lengths.clone(),
+        }
+    }
+
     /// Refuses tensors that state other lengths than the plan, `self`.
     fn check(&self, stated: &Lengths) -> Result<()> {
         if self != stated {
@@ -178,6 +198,12 @@ impl AttentionShape {
         }
     }
 
+    /// The sizes of a piece, whose heads are key/value heads.
+    fn part(&self, piece: &Piece) -> Self {
+        let (batch, kv_heads) = (piece.batch.len(), piece.heads.len());
+        AttentionShape { batch, heads: kv_heads * self.group(), kv_heads, ..*self }
+    }
+
     /// Query heads per key/value head.
     pub fn group(&self) -> usize {
         self.heads.checked_div(self.kv_heads).unwrap_or(1)
@@ -228,6 +254,28 @@ impl AttentionTensors {
             lengths: Lengths::Full,
             workspace: None,
         }
+    }
+
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &AttentionShape, piece: &Piece) -> Result<Self> {
+        Ok(AttentionTensors {
+            q: piece.of(&self.q, shape.group())?,
+            k: piece.of(&self.k, 1)?,
+            v: piece.of(&self.v, 1)?,
+            sink_k: operands::sink_part(&self.sink_k, shape, piece)?,
+            sink_v: operands::sink_part(&self.sink_v, shape, piece)?,
+            intervals: piece.of_batch(&self.intervals)?,
+            out: piece.of(&self.out, shape.group())?,
+            lse: self.lse.as_ref().map(|lse| piece.of(lse, shape.group())).transpose()?,
+            lengths: self.lengths.part(piece),
+            workspace: None,
+        })
+    }
+
+    /// The tensors that kernels bind as they are.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let tensors = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("out", &self.out)];
+        tensors.into_iter().chain(self.lse.iter().map(|lse| ("lse", lse)))
     }
 
     fn operands(&self) -> operands::Operands<'_> {

@@ -1,0 +1,132 @@
+//! Calls that are larger than a binding: taken apart over batch and heads, with the results of the whole.
+
+use continuous_attention::*;
+
+use crate::harness::{gpu, normal, rng};
+
+/// A device whose bindings hold `bytes` only.
+fn narrow_gpu(bytes: u64) -> Gpu {
+    let adapters = pollster::block_on(Gpu::adapters());
+    let infos: Vec<_> = adapters.iter().map(wgpu::Adapter::get_info).collect();
+    let adapter = &adapters[Gpu::preferred(&infos).unwrap()];
+    let limits = wgpu::Limits {
+        max_storage_buffer_binding_size: bytes,
+        min_storage_buffer_offset_alignment: adapter.limits().min_storage_buffer_offset_alignment,
+        ..Default::default()
+    };
+    let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).unwrap();
+    Gpu::from_wgpu(device, queue).unwrap()
+}
+
+/// A tensor in a buffer of its own, whatever a binding holds.
+fn tensor(gpu: &Gpu, values: &[f32], shape: &[usize]) -> TensorView {
+    let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 4 * values.len() as u64,
+        usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC,
+        mapped_at_creation: false,
+    });
+    gpu.queue().write_buffer(&buffer, 0, bytemuck::cast_slice(values));
+    TensorView::new(&buffer, 0, shape)
+}
+
+fn nan(gpu: &Gpu, shape: &[usize]) -> TensorView {
+    tensor(gpu, &vec![f32::NAN; shape.iter().product()], shape)
+}
+
+/// Reads a tensor that fills its buffer.
+fn read(gpu: &Gpu, buffer: &wgpu::Buffer) -> Vec<f32> {
+    let staging = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: buffer.size(),
+        usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, buffer.size());
+    gpu.queue().submit([encoder.finish()]);
+    staging.slice(..).map_async(wgpu::MapMode::Read, |result| result.unwrap());
+    gpu.device().poll(wgpu::PollType::wait_indefinitely()).unwrap();
+    bytemuck::cast_slice(&staging.slice(..).get_mapped_range().unwrap()).to_vec()
+}
+
+/// Forward and backward, in one submission; every result by name.
+fn attention(gpu: &Gpu, sink: Sink, lengths: Lengths) -> Vec<(&'static str, Vec<f32>)> {
+    let (batch, heads, kv_heads, queries, keys, dim) = (3, 4, 2, 33, 40, 8);
+    let config = AttentionConfig { head_dim: dim, value_dim: dim, sink, ..Default::default() };
+    let mut rng = rng(1);
+    let mut random = |shape: &[usize]| tensor(gpu, &normal(&mut rng, shape.iter().product()), shape);
+    let (q_shape, k_shape) = ([batch, heads, queries, dim], [batch, kv_heads, keys, dim]);
+    let (q, k, v, d_out) = (random(&q_shape), random(&k_shape), random(&k_shape), random(&q_shape));
+    let given = sink == Sink::Given;
+    let [sink_k, sink_v] = [1, batch].map(|batch| given.then(|| random(&[batch, kv_heads, dim])));
+    let intervals: Vec<f32> = (0..batch * keys).map(|at| 0.1 + (at % 7) as f32).collect();
+    let mut outputs = vec![("out", nan(gpu, &q_shape)), ("lse", nan(gpu, &q_shape[..3]))];
+    outputs.extend([("d_q", nan(gpu, &q_shape)), ("d_k", nan(gpu, &k_shape)), ("d_v", nan(gpu, &k_shape))]);
+    outputs.push(("d_intervals", nan(gpu, &[batch, keys])));
+    let d_sink = |sink: &Option<TensorView>| sink.as_ref().map(|sink| nan(gpu, sink.shape()));
+    let (d_sink_k, d_sink_v) = (d_sink(&sink_k), d_sink(&sink_v));
+    let forward = AttentionTensors {
+        sink_k,
+        sink_v,
+        intervals: Some(tensor(gpu, &intervals, &[batch, keys])),
+        lse: Some(outputs[1].1.clone()),
+        lengths,
+        ..AttentionTensors::new(q, k, v, outputs[0].1.clone())
+    };
+    let gradients = [2, 3, 4].map(|index: usize| outputs[index].1.clone());
+    let backward = AttentionGradients {
+        d_sink_k: d_sink_k.clone(),
+        d_sink_v: d_sink_v.clone(),
+        d_intervals: Some(outputs[5].1.clone()),
+        ..AttentionGradients::new(&forward, outputs[1].1.clone(), d_out, gradients)
+    };
+    outputs.extend(d_sink_k.map(|view| ("d_sink_k", view)));
+    outputs.extend(d_sink_v.map(|view| ("d_sink_v", view)));
+    let operator = Attention::new(gpu, config).unwrap();
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    operator.forward(&mut encoder, &forward).unwrap();
+    operator.backward(&mut encoder, &backward).unwrap();
+    gpu.queue().submit([encoder.finish()]);
+    outputs.iter().map(|(name, view)| (*name, read(gpu, view.buffer()))).collect()
+}
+
+/// The bytes of a head of q or out are 1056, of a head of k or v 1280.
+#[test]
+fn attention_over_one_binding() {
+    let cache = Lengths::Cache { kv_lens: vec![40, 0, 17] };
+    for (sink, lengths) in [(Sink::Zero, Lengths::Full), (Sink::Given, Lengths::Full), (Sink::Given, cache)] {
+        let whole = attention(gpu(), sink, lengths.clone());
+        // Two sequences at a time; one; one pair of heads at a time.
+        for bytes in [9 << 10, 5 << 10, 5 << 9] {
+            for ((name, whole), (_, parts)) in whole.iter().zip(attention(&narrow_gpu(bytes), sink, lengths.clone())) {
+                let exact = !matches!(*name, "d_sink_k" | "d_intervals");
+                for (at, (a, b)) in whole.iter().zip(&parts).enumerate() {
+                    // What gathers over pieces is summed in another order.
+                    let same = if exact { a.to_bits() == b.to_bits() } else { (a - b).abs() <= 1e-5 * (1.0 + a.abs()) };
+                    assert!(same, "{name} {at}: {a} and {b}, {bytes} bytes, {sink:?} {lengths:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_over_one_binding_is_refused() {
+    let gpu = narrow_gpu(1 << 10);
+    let shape = [2, 2, 40, 8];
+    let tensors = || nan(&gpu, &shape);
+    let attention = Attention::new(&gpu, AttentionConfig { head_dim: 8, value_dim: 8, ..Default::default() }).unwrap();
+    let tensors = AttentionTensors::new(tensors(), tensors(), tensors(), tensors());
+    let error = attention.plan(&tensors.shape().unwrap()).unwrap().bind(&tensors).unwrap_err();
+    assert_eq!(
+        error,
+        Error::Limit {
+            argument: "q, in bytes".to_string(),
+            got: 1280,
+            limit_name: "max_storage_buffer_binding_size",
+            limit: 1024
+        }
+    );
+}
