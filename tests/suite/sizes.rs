@@ -130,3 +130,42 @@ fn a_head_over_one_binding_is_refused() {
         }
     );
 }
+
+/// Rotary embedding, merge (both ways) and copy of `[3, 4, 33, 8]`; every result.
+fn small_operators(gpu: &Gpu) -> Vec<Vec<f32>> {
+    let shape = [3, 4, 33, 8];
+    let mut rng = rng(2);
+    let mut random = |shape: &[usize]| tensor(gpu, &normal(&mut rng, shape.iter().product()), shape);
+    let [a, b, d_out] = [(); 3].map(|()| random(&shape));
+    let [lse_a, lse_b, positions] = [&shape[..3], &shape[..3], &[3, 33]].map(&mut random);
+    let outputs = [(); 5].map(|()| nan(gpu, &shape));
+    let rows = [(); 3].map(|()| nan(gpu, &shape[..3]));
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    let rotary = Rotary::new(gpu, RotaryConfig { dim: 8, ..Default::default() }).unwrap();
+    let turned = RotaryTensors { positions: Some(positions), ..RotaryTensors::new(a.clone(), outputs[0].clone()) };
+    rotary.forward(&mut encoder, 0, &turned).unwrap();
+    let merge = Merge::new(gpu).unwrap();
+    let [out, d_out_a, d_out_b] = [1, 2, 3].map(|index: usize| outputs[index].clone());
+    let [lse, d_lse_a, d_lse_b] = rows.clone();
+    let (out_a, out_b) = (a.clone(), b);
+    let sides = MergeTensors { out_a, lse_a, out_b, lse_b, out, lse };
+    merge.forward(&mut encoder, &sides).unwrap();
+    let MergeTensors { out_a, lse_a, out_b, lse_b, .. } = sides;
+    let gradients =
+        MergeGradients { out_a, lse_a, out_b, lse_b, d_out, d_lse: None, d_out_a, d_lse_a, d_out_b, d_lse_b };
+    merge.backward(&mut encoder, &gradients).unwrap();
+    gpu.copy(&mut encoder, &a, &outputs[4]).unwrap();
+    gpu.queue().submit([encoder.finish()]);
+    outputs.iter().chain(&rows).map(|view| read(gpu, view.buffer())).collect()
+}
+
+#[test]
+fn small_operators_over_one_binding() {
+    let whole = small_operators(gpu());
+    for bytes in [9 << 10, 5 << 10, 5 << 9] {
+        for (index, (whole, parts)) in whole.iter().zip(small_operators(&narrow_gpu(bytes))).enumerate() {
+            assert!(whole.iter().all(|x| !x.is_nan()), "output {index}");
+            assert!(whole.iter().zip(&parts).all(|(a, b)| a.to_bits() == b.to_bits()), "output {index}, {bytes} bytes");
+        }
+    }
+}
