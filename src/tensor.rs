@@ -77,11 +77,11 @@ impl Tensor {
 
 /// A strided view of a range of a storage buffer, at any element offset. It shares the buffer; nothing is copied.
 ///
-/// Operators demand the last of four dimensions contiguous, and outputs whose elements do not overlap; two outputs are
-/// told apart by the ranges from their first to their last element, so they can't be interleaved. Two 16-bit elements
-/// share a word: 16-bit outputs need a contiguous last dimension of even length, an even offset and even strides.
-/// Kernels read and write whole vectors where offset, strides and last dimension are multiples of 4. In a browser, tensors
-/// of one buffer that are neither of them whole multiples of 256 bytes apart may be refused when they are submitted.
+/// Operators demand the last of four dimensions contiguous, and outputs whose elements do not overlap; tensors may be
+/// interleaved with a common period, as the parts of a fused `[B, T, 3, H, D]` are. Two 16-bit elements share a word:
+/// 16-bit outputs need a contiguous last dimension of even length, an even offset and even strides. Kernels read and
+/// write whole vectors where offset, strides and last dimension are multiples of 4. In a browser, tensors of one buffer
+/// that are interleaved, or not whole multiples of 256 bytes apart, may be refused when they are submitted.
 #[derive(Debug, Clone)]
 pub struct TensorView {
     pub(crate) buffer: wgpu::Buffer,
@@ -194,10 +194,27 @@ impl TensorView {
         Format { dtype: self.dtype, vectors: rows }
     }
 
-    /// Whether the two touch a common byte of one buffer.
+    /// Whether the two might touch a common byte of one buffer: whether their ranges do, unless they are interleaved, as
+    /// the parts of a fused `[B, T, 3, H, D]` or `[B, T, H, 3, D]` are.
     pub(crate) fn overlaps(&self, other: &TensorView) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
-        self.buffer == other.buffer && a.start.max(b.start) < a.end.min(b.end)
+        let apart = |period: u64| match (self.slot(period), other.slot(period)) {
+            (Some(a), Some(b)) => a.end <= b.start || b.end <= a.start,
+            _ => false,
+        };
+        let size = self.dtype.bytes() as u64;
+        let mut periods = self.strides.iter().map(|&stride| stride as u64 * size);
+        self.buffer == other.buffer && a.start.max(b.start) < a.end.min(b.end) && !periods.any(apart)
+    }
+
+    /// The bytes within every `period` bytes of the buffer that the view touches, if it is made of whole periods of them.
+    fn slot(&self, period: u64) -> Option<std::ops::Range<u64>> {
+        let size = self.dtype.bytes() as u64;
+        let inner =
+            self.shape.iter().zip(&self.strides).filter(|(_, stride)| !(**stride as u64 * size).is_multiple_of(period));
+        let extent: u64 = inner.map(|(&count, &stride)| (count as u64 - 1) * stride as u64 * size).sum();
+        let start = self.bytes().start.checked_rem(period)?;
+        (start + extent + size <= period).then(|| start..start + extent + size)
     }
 
     /// Whether both are the very same elements in the same order.

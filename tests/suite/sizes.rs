@@ -169,3 +169,28 @@ fn small_operators_over_one_binding() {
         }
     }
 }
+
+#[test]
+fn more_workgroups_than_one_dimension_holds() {
+    let shape = [70_000, 1, 1, 4];
+    let mut rng = rng(3);
+    let mut random = || gpu().upload(&normal(&mut rng, 280_000), &shape).unwrap();
+    let (q, k, v) = (random(), random(), random());
+    let (out, d_q, d_k, d_v) = (random(), random(), random(), random());
+    let lse = gpu().upload(&vec![f32::NAN; 70_000], &shape[..3]).unwrap();
+    let config = AttentionConfig { head_dim: 4, value_dim: 4, sink: Sink::None, ..Default::default() };
+    let attention = Attention::new(gpu(), config).unwrap();
+    let mut encoder = gpu().device().create_command_encoder(&Default::default());
+    let mut forward = AttentionTensors::new(q.view(), k.view(), v.view(), out.view());
+    forward.lse = Some(lse.view());
+    attention.forward(&mut encoder, &forward).unwrap();
+    let gradients = [d_q.view(), d_k.view(), d_v.view()];
+    // d_out is v: any tensor would do.
+    attention.backward(&mut encoder, &AttentionGradients::new(&forward, lse.view(), v.view(), gradients)).unwrap();
+    gpu().queue().submit([encoder.finish()]);
+    // A row of one node returns its value, and hands the gradient on to it.
+    let v = gpu().read(&v).unwrap();
+    assert!(gpu().read(&out).unwrap() == v && gpu().read(&d_v).unwrap() == v);
+    assert!(gpu().read(&lse).unwrap().iter().all(|lse| *lse == f32::NEG_INFINITY));
+    assert!([d_q, d_k].iter().all(|zeros| gpu().read(zeros).unwrap().iter().all(|x| *x == 0.0)));
+}
