@@ -11,6 +11,16 @@
 
 const OWN: u32 = BLOCK_K - 2u * CONTINUOUS;
 
+fn node_task(index: u32) -> Task {
+    let block = index % params.node_blocks;
+    let head = index / params.node_blocks;
+    if RAGGED == 1u {
+        let entry = params.node_table + 2u * block;
+        return Task(place_of(table[entry]), head, table[entry + 1u]);
+    }
+    return Task(place_of(head / params.kv_heads), head % params.kv_heads, block);
+}
+
 @compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -18,29 +28,26 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let index = workgroup_index(workgroup, workgroups);
-    let node_blocks = params.keys / OWN + 1u;
-    if index >= node_blocks * params.kv_heads * params.batch {
+    if index >= params.node_tasks {
         return;
     }
-    let block = index % node_blocks;
-    let kv_head = (index / node_blocks) % params.kv_heads;
-    let batch = index / (node_blocks * params.kv_heads);
-    let k_base = params.k.x + batch * params.k.y + kv_head * params.k.z;
-    let v_base = params.v.x + batch * params.v.y + kv_head * params.v.z;
-    let sink_k = params.packed_sink_k + batch * params.sink_k_stride + kv_head * params.head_dim;
-    let sink_v = params.packed_sink_v + batch * params.sink_v_stride + kv_head * params.value_dim;
-    let intervals = params.packed_intervals + batch * params.keys;
+    let task = node_task(index);
+    let place = task.place;
+    let kv_head = task.head;
+    let k_of_head = k_nodes(place, kv_head);
+    let v_of_head = v_nodes(place, kv_head);
     let lengths = params.has_d_intervals == 1u;
 
-    let own_first = i32(block * OWN);
-    let own_last = min(own_first + i32(OWN) - 1, i32(params.keys));
+    let own_first = i32(task.block * OWN);
+    let own_last = min(own_first + i32(OWN) - 1, i32(place.room));
     let node0 = own_first - LAG;
     // Rows whose last node is at or past the first owned and whose first node is not past the last owned.
     var row_first = 0;
-    var row_last = i32(params.queries) - 1;
+    var row_last = i32(place.queries) - 1;
     if params.causal == 1u {
-        row_first = max(0, own_first - 1 - params.alignment);
-        row_last = min(row_last, own_last - 1 - params.alignment + params.window);
+        let alignment = i32(place.keys) - i32(place.queries);
+        row_first = max(0, own_first - 1 - alignment);
+        row_last = min(row_last, own_last - 1 - alignment + params.window);
     }
 
     let x = thread % STAGE;
@@ -60,24 +67,24 @@ fn main(
     var d_length = 0.0;
 
     for (var head = kv_head * params.group; head < (kv_head + 1u) * params.group; head++) {
-        let q_base = params.q.x + batch * params.q.y + head * params.q.z;
-        let d_out_base = params.d_out.x + batch * params.d_out.y + head * params.d_out.z;
+        let q_of_head = q_rows(place, head);
+        let d_out_of_head = d_out_rows(place, head);
         for (var first = row_first; first <= row_last; first += i32(BLOCK_Q)) {
             let row0 = u32(first);
             var own = Row(vec2(0, -1), 0.0, 0.0, false);
             workgroupBarrier();
             if thread < BLOCK_Q {
-                own = load_row(batch, head, row0 + thread);
+                own = load_row(Task(place, head, 0u), row0 + thread);
                 ranges[thread] = own.range;
             }
 
             // 1.
-            multiply(thread, row0, node0, q_base, k_base, v_base, d_out_base, sink_k, sink_v);
+            multiply(thread, row0, node0, q_of_head, k_of_head, v_of_head, d_out_of_head);
 
             // 2. The segment into the tile's first node is another workgroup's.
             if thread < BLOCK_Q {
                 var carry = Carry(0.0, 0.0, 0.0, 0.0, 0.0);
-                weigh_row(thread, own, node0, node0 + 1, intervals, lengths, &carry);
+                weigh_row(thread, place, own, node0, node0 + 1, lengths, &carry);
             }
             if lengths {
                 workgroupBarrier();
@@ -95,7 +102,7 @@ fn main(
                 workgroupBarrier();
                 for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
                     let column = 4u * (s * STAGE + i % STAGE);
-                    stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_base, row0 + i / STAGE, column);
+                    stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_of_head, row0 + i / STAGE, column);
                 }
                 workgroupBarrier();
                 var tile: array<vec4<f32>, 4>;
@@ -119,7 +126,7 @@ fn main(
                 workgroupBarrier();
                 for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
                     let column = 4u * (s * STAGE + i % STAGE);
-                    stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
+                    stage[i / STAGE * PITCH + i % STAGE] = load_q(q_of_head, row0 + i / STAGE, column);
                 }
                 workgroupBarrier();
                 var tile: array<vec4<f32>, 4>;
@@ -143,7 +150,7 @@ fn main(
     }
 
     // Nodes 0 and 1 are neighbours of one invocation.
-    let sinks = batch * params.kv_heads + kv_head;
+    let sinks = place.sequence * params.kv_heads + kv_head;
     for (var i = 0u; i < 4u; i++) {
         let node = nodes[i];
         if node < own_first || node > own_last || (node == 0 && params.sink != SINK_GIVEN) {
@@ -156,7 +163,7 @@ fn main(
                 result += d_keys[4u * s + i - 1u];
             }
             if node > 0 {
-                let base = params.d_k.x + batch * params.d_k.y + kv_head * params.d_k.z;
+                let base = params.d_k.x + place.batch * params.d_k.y + kv_head * params.d_k.z + place.key0 * params.d_k.w;
                 d_k_store4(base + u32(node - 1) * params.d_k.w, column, params.head_dim, result);
                 continue;
             }
@@ -171,7 +178,7 @@ fn main(
                 result += d_values[4u * s + i - 1u];
             }
             if node > 0 {
-                let base = params.d_v.x + batch * params.d_v.y + kv_head * params.d_v.z;
+                let base = params.d_v.x + place.batch * params.d_v.y + kv_head * params.d_v.z + place.key0 * params.d_v.w;
                 d_v_store4(base + u32(node - 1) * params.d_v.w, column, params.value_dim, result);
                 continue;
             }
@@ -182,6 +189,7 @@ fn main(
     }
     let node = node0 + i32(thread);
     if lengths && thread < BLOCK_K && node >= max(own_first, 1) && node <= own_last {
-        workspace[params.d_intervals_partial + sinks * params.keys + u32(node - 1)] = d_length;
+        let first = params.d_intervals_partial + (place.batch * params.kv_heads + kv_head) * params.keys + place.key0;
+        workspace[first + u32(node - 1)] = d_length;
     }
 }

@@ -12,27 +12,22 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let index = workgroup_index(workgroup, workgroups);
-    if index >= params.row_blocks * params.heads * params.batch {
+    if index >= params.row_tasks {
         return;
     }
-    let block = params.row_blocks - 1u - index % params.row_blocks;
-    let head = (index / params.row_blocks) % params.heads;
-    let batch = index / (params.row_blocks * params.heads);
-    let kv_head = head / params.group;
-    let q_base = params.q.x + batch * params.q.y + head * params.q.z;
-    let k_base = params.k.x + batch * params.k.y + kv_head * params.k.z;
-    let v_base = params.v.x + batch * params.v.y + kv_head * params.v.z;
-    let d_out_base = params.d_out.x + batch * params.d_out.y + head * params.d_out.z;
-    let sink_k = params.packed_sink_k + batch * params.sink_k_stride + kv_head * params.head_dim;
-    let sink_v = params.packed_sink_v + batch * params.sink_v_stride + kv_head * params.value_dim;
-    let intervals = params.packed_intervals + batch * params.keys;
+    let task = row_task(index);
+    let place = task.place;
+    let q_of_head = q_rows(place, task.head);
+    let k_of_head = k_nodes(place, task.head / params.group);
+    let v_of_head = v_nodes(place, task.head / params.group);
+    let d_out_of_head = d_out_rows(place, task.head);
 
-    let row0 = block * BLOCK_Q;
-    let lowest = visible_nodes(row0);
-    let highest = visible_nodes(min(row0 + BLOCK_Q, params.queries) - 1u);
+    let row0 = task.block * BLOCK_Q;
+    let lowest = visible_nodes(place, row0);
+    let highest = visible_nodes(place, min(row0 + BLOCK_Q, place.queries) - 1u);
     var own = Row(vec2(0, -1), 0.0, 0.0, false);
     if thread < BLOCK_Q {
-        own = load_row(batch, head, row0 + thread);
+        own = load_row(task, row0 + thread);
         ranges[thread] = own.range;
     }
     var carry = Carry(0.0, 0.0, 0.0, 0.0, 0.0);
@@ -45,11 +40,11 @@ fn main(
 
     for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(BLOCK_K)) {
         // 1.
-        multiply(thread, row0, node0, q_base, k_base, v_base, d_out_base, sink_k, sink_v);
+        multiply(thread, row0, node0, q_of_head, k_of_head, v_of_head, d_out_of_head);
 
         // 2.
         if thread < BLOCK_Q {
-            weigh_row(thread, own, node0, 0, intervals, false, &carry);
+            weigh_row(thread, place, own, node0, 0, false, &carry);
         }
 
         // 3. A tile is whole if every row sees every node of it.
@@ -59,7 +54,7 @@ fn main(
             workgroupBarrier();
             for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
                 let column = 4u * (s * STAGE + i % STAGE);
-                stage[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, value0 + i32(i / STAGE), column);
+                stage[i / STAGE * PITCH + i % STAGE] = load_k(k_of_head, value0 + i32(i / STAGE), column);
             }
             workgroupBarrier();
             var tile: array<vec4<f32>, 4>;
@@ -88,10 +83,10 @@ fn main(
 
     // `ranges`, where no tile was walked.
     workgroupBarrier();
-    let base = params.d_q.x + batch * params.d_q.y + head * params.d_q.z;
+    let base = params.d_q.x + place.batch * params.d_q.y + task.head * params.d_q.z;
     for (var i = 0u; i < 4u; i++) {
         let row = row0 + 4u * y + i;
-        if row >= params.queries {
+        if row >= place.queries {
             break;
         }
         for (var s = 0u; s < KEY_STAGES; s++) {
@@ -99,7 +94,7 @@ fn main(
             // Rows without an integral get 0, whatever the keys hold.
             let has_integral = ranges[4u * y + i].y >= ranges[4u * y + i].x;
             let result = select(vec4(0.0), params.scale * sums[4u * s + i], has_integral);
-            d_q_store4(base + row * params.d_q.w, column, params.head_dim, result);
+            d_q_store4(base + (place.query0 + row) * params.d_q.w, column, params.head_dim, result);
         }
     }
 }

@@ -57,6 +57,21 @@ fn segment_weights(delta: vec4<f32>, p0: vec4<f32>, p1: vec4<f32>) -> SegmentWei
     );
 }
 
+// The nodes of those a row sees that a split has; neighbours share the node between their segments.
+fn split_nodes(place: Place, row: u32, split: i32) -> vec2<i32> {
+    let range = visible_nodes(place, row);
+    if SPLIT == 0u {
+        return range;
+    }
+    let first = split * params.split_nodes;
+    return vec2(max(range.x, first), min(range.y, first + params.split_nodes - 1 + LAG));
+}
+
+// A row's place among those of all splits and heads.
+fn partial_row(task: Task, row: u32, split: i32) -> u32 {
+    return u32(split) * params.batch * params.heads * params.queries + flat_row(task, row);
+}
+
 @compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -64,28 +79,23 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let index = workgroup_index(workgroup, workgroups);
-    if index >= params.row_blocks * params.heads * params.batch {
+    if index >= params.row_tasks * params.splits {
         return;
     }
-    // The last rows see most nodes: they start first.
-    let block = params.row_blocks - 1u - index % params.row_blocks;
-    let head = (index / params.row_blocks) % params.heads;
-    let batch = index / (params.row_blocks * params.heads);
-    let kv_head = head / params.group;
-    let q_base = params.q.x + batch * params.q.y + head * params.q.z;
-    let k_base = params.k.x + batch * params.k.y + kv_head * params.k.z;
-    let v_base = params.v.x + batch * params.v.y + kv_head * params.v.z;
-    let sink_k = params.packed_sink_k + batch * params.sink_k_stride + kv_head * params.head_dim;
-    let sink_v = params.packed_sink_v + batch * params.sink_v_stride + kv_head * params.value_dim;
-    let intervals = params.packed_intervals + batch * params.keys;
+    let split = i32(index / params.row_tasks);
+    let task = row_task(index % params.row_tasks);
+    let place = task.place;
+    let q_of_head = q_rows(place, task.head);
+    let k_of_head = k_nodes(place, task.head / params.group);
+    let v_of_head = v_nodes(place, task.head / params.group);
 
-    let row0 = block * BLOCK_Q;
+    let row0 = task.block * BLOCK_Q;
     // Both ends never decrease with the row.
-    let lowest = visible_nodes(row0);
-    let highest = visible_nodes(min(row0 + BLOCK_Q, params.queries) - 1u);
+    let lowest = split_nodes(place, row0, split);
+    let highest = split_nodes(place, min(row0 + BLOCK_Q, place.queries) - 1u, split);
 
     // Of the row that this invocation weighs (the first BLOCK_Q invocations have one).
-    let own = visible_nodes(row0 + thread);
+    let own = split_nodes(place, row0 + thread, split);
     var row_max = 0.0;
     var row_sum = 0.0;
     var row_active = 0u;
@@ -95,10 +105,10 @@ fn main(
     // Of the 4 rows x 4 columns that this invocation sums: rows 4y.., columns 4x.. of every STAGE.
     let x = thread % STAGE;
     let y = thread / STAGE;
-    let range0 = visible_nodes(row0 + 4u * y);
-    let range1 = visible_nodes(row0 + 4u * y + 1u);
-    let range2 = visible_nodes(row0 + 4u * y + 2u);
-    let range3 = visible_nodes(row0 + 4u * y + 3u);
+    let range0 = split_nodes(place, row0 + 4u * y, split);
+    let range1 = split_nodes(place, row0 + 4u * y + 1u, split);
+    let range2 = split_nodes(place, row0 + 4u * y + 2u, split);
+    let range3 = split_nodes(place, row0 + 4u * y + 3u, split);
     var sums: array<vec4<f32>, 4u * VALUE_STAGES>;
     for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
         sums[i] = vec4(0.0);
@@ -114,11 +124,11 @@ fn main(
             workgroupBarrier();
             for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
                 let column = column0 + 4u * (i % STAGE);
-                q_stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
+                q_stage[i / STAGE * PITCH + i % STAGE] = load_q(q_of_head, row0 + i / STAGE, column);
             }
             for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
                 let column = column0 + 4u * (i % STAGE);
-                kv_stage[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, node0 + i32(i / STAGE), column);
+                kv_stage[i / STAGE * PITCH + i % STAGE] = load_k(k_of_head, node0 + i32(i / STAGE), column);
             }
             workgroupBarrier();
             for (var c = 0u; c < STAGE; c++) {
@@ -156,7 +166,7 @@ fn main(
                 var live = (node >= vec4(first_active)) & (node <= vec4(own.y));
                 var top = a;
                 if CONTINUOUS == 1u {
-                    live = live & (load_intervals(intervals, node.x) > vec4(0.0));
+                    live = live & (load_intervals(place, node.x) > vec4(0.0));
                     top = max(a, vec4(left, a.xyz));
                 }
                 tile_max = max(tile_max, largest(select(vec4(LOWEST), top, live)));
@@ -189,7 +199,7 @@ fn main(
                     let seen = (node >= vec4(own.x)) & (node <= vec4(own.y));
                     weight = select(vec4(0.0), exp(select(vec4(0.0), a - row_max, seen)), seen);
                 } else {
-                    let delta_t = load_intervals(intervals, node.x);
+                    let delta_t = load_intervals(place, node.x);
                     let live = (node >= vec4(first_active)) & (node <= vec4(own.y)) & (delta_t > vec4(0.0));
                     let p = exp(min(a - row_max, vec4(0.0)));
                     let unit = segment_weights(a - vec4(left, a.xyz), vec4(p_left, p.xyz), p);
@@ -219,7 +229,7 @@ fn main(
             workgroupBarrier();
             for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
                 let column = 4u * (stage * STAGE + i % STAGE);
-                kv_stage[i / STAGE * PITCH + i % STAGE] = load_v(v_base, sink_v, value0 + i32(i / STAGE), column);
+                kv_stage[i / STAGE * PITCH + i % STAGE] = load_v(v_of_head, value0 + i32(i / STAGE), column);
             }
             workgroupBarrier();
             var sum0 = vec4(0.0);
@@ -259,36 +269,49 @@ fn main(
     if thread < BLOCK_Q {
         row_factor[thread] = select(0.0, row_sum, row_active > 0u);
         let row = row0 + thread;
-        if params.has_lse == 1u && row < params.queries {
+        if row < place.queries {
             // A constant that is not finite is an error in WGSL; a variable's bits are not.
             var lse_bits = 0xff800000u;
             if row_active > 0u {
                 lse_bits = bitcast<u32>(row_max + log(row_sum));
             }
-            lse[params.lse.x + batch * params.lse.y + head * params.lse.z + row * params.lse.w] =
-                bitcast<f32>(lse_bits);
+            if SPLIT == 1u {
+                workspace[params.lse_partial + partial_row(task, row, split)] = bitcast<f32>(lse_bits);
+            } else if params.has_lse == 1u {
+                let base = params.lse.x + place.batch * params.lse.y + task.head * params.lse.z;
+                lse[base + (place.query0 + row) * params.lse.w] = bitcast<f32>(lse_bits);
+            }
         }
     }
     workgroupBarrier();
-    let out_base = params.out.x + batch * params.out.y + head * params.out.z;
+    let out_base = params.out.x + place.batch * params.out.y + task.head * params.out.z;
     for (var r = 0u; r < 4u; r++) {
         let row = row0 + 4u * y + r;
-        if row >= params.queries {
+        if row >= place.queries {
             break;
         }
-        let nodes = visible_nodes(row);
+        let nodes = visible_nodes(place, row);
         let sum = row_factor[4u * y + r];
         for (var stage = 0u; stage < VALUE_STAGES; stage++) {
             let column = 4u * (stage * STAGE + x);
             var result = vec4(0.0);
             if CONTINUOUS == 1u && nodes.x == nodes.y {
                 // One node and no segment: the limit of a shrinking interval.
-                result = load_v(v_base, sink_v, nodes.x, column);
+                if SPLIT == 0u || nodes.x / params.split_nodes == split {
+                    result = load_v(v_of_head, nodes.x, column);
+                }
             } else {
                 // Not `sum != 0.0`, which is false for a NaN: rows that see one must not look like rows of 0.
                 result = select(sums[4u * stage + r] / sum, vec4(0.0), sum == 0.0);
             }
-            out_store4(out_base + row * params.out.w, column, params.value_dim, result);
+            if SPLIT == 0u {
+                out_store4(out_base + (place.query0 + row) * params.out.w, column, params.value_dim, result);
+                continue;
+            }
+            let partial = params.out_partial + partial_row(task, row, split) * params.value_dim;
+            for (var c = 0u; c < 4u && column + c < params.value_dim; c++) {
+                workspace[partial + column + c] = result[c];
+            }
         }
     }
 }

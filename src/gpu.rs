@@ -180,7 +180,7 @@ impl Gpu {
         constants: Constants,
         dim: impl Fn(&str) -> usize,
     ) -> Result<()> {
-        let vectors = |binding: &Binding| binding.stored && dim(binding.name).is_multiple_of(4);
+        let vectors = |binding: &Binding| binding.is_stored() && dim(binding.name).is_multiple_of(4);
         let formats = kernel.bindings.iter().map(|binding| Format { vectors: vectors(binding), ..Default::default() });
         self.pipeline(&Variant { kernel, constants, writable_inputs: 0, formats: formats.collect() }).map(drop)
     }

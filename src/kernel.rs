@@ -16,6 +16,8 @@
 //! | attention_backward_rows | out, lse, d_out, d_lse | workspace (lse and D of every row) |
 //! | attention_backward_dq | q, k, v, d_out, workspace | d_q |
 //! | attention_backward_dkv | q, k, v, d_out, workspace | d_k, d_v, workspace (partial sink and interval gradients) |
+//! | attention_merge | out_a, lse_a, out_b, lse_b | out, lse |
+//! | attention_merge_backward | out_a, lse_a, out_b, lse_b, d_out, d_lse | d_side, d_side_lse (of a; then the sides are exchanged) |
 //! | efla_gates | q, k, beta | workspace (gates, rates) |
 //! | efla_prepare | k, v, workspace (gates) | workspace (W, U) |
 //! | efla_state | k, initial_state, workspace (gates, W) | workspace (V_new, states), final_state |
@@ -30,14 +32,16 @@
 //! | efla_backward_values | v, workspace | workspace (X), d_v, d_beta |
 //! | efla_backward_replay | k, initial_state, workspace | workspace (states) |
 //! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
+//! | rotary | x, positions, frequencies | out |
+//! | copy | source | destination |
 //!
 //! What is to come has its place: lengths of ragged batches are packed into the workspace that every kernel but
 //! `efla_gates` binds, and into the gates; a log decay is a further input of `efla_gates`, its gradient the output of a
-//! kernel of its own; a merge of partial results binds out and lse of either side and of the result, six buffers;
-//! rotary embedding one input and one output.
+//! kernel of its own.
 //!
-//! `workspace` counts as an output wherever a kernel writes any part of it. In-place state: when initial_state and
-//! final_state are the same range, the kernel reads the state through its final_state binding.
+//! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state
+//! (of rotary x and out, of a merge those of a side and of the result) are the same range, the kernel reads it through
+//! the output's binding.
 
 use std::sync::Arc;
 
@@ -112,6 +116,11 @@ pub(crate) struct BoundRange {
 }
 
 impl BoundRange {
+    /// A buffer as a whole.
+    pub fn whole(buffer: &wgpu::Buffer) -> Self {
+        BoundRange { buffer: buffer.clone(), offset: 0, size: buffer.size(), format: Format::default() }
+    }
+
     /// The range of a checked view, from the aligned offset at or before its first element.
     pub fn of(view: &TensorView, limits: &wgpu::Limits) -> Self {
         let bytes = view.bytes();
@@ -121,10 +130,32 @@ impl BoundRange {
         BoundRange { buffer: view.buffer.clone(), offset, size, format: view.format() }
     }
 
+    /// Refuses what is too large for a binding.
+    pub fn check(&self, name: &str, limits: &wgpu::Limits) -> Result<()> {
+        for (limit_name, limit) in [
+            ("max_storage_buffer_binding_size", limits.max_storage_buffer_binding_size),
+            // Shaders count elements in 32 bits; half of that leaves sums of a tile's edge room.
+            ("2³¹ elements", (self.format.dtype.bytes() as u64) << 31),
+        ] {
+            if self.size > limit {
+                return Err(Error::Limit { argument: format!("{name}, in bytes"), got: self.size, limit_name, limit });
+            }
+        }
+        Ok(())
+    }
+
     /// As [`BoundRange::of`]; `None` for a view without elements, which can't be bound.
     pub fn of_view(view: &TensorView, limits: &wgpu::Limits) -> Option<Self> {
         (!view.is_empty()).then(|| Self::of(view, limits))
     }
+}
+
+/// Refuses checked views of which one is too large for a binding.
+pub(crate) fn check_bindings<'a>(
+    views: impl IntoIterator<Item = (&'static str, &'a TensorView)>,
+    limits: &wgpu::Limits,
+) -> Result<()> {
+    views.into_iter().try_for_each(|(name, view)| BoundRange::of(view, limits).check(name, limits))
 }
 
 /// One dispatch of a call.
@@ -177,7 +208,7 @@ impl Call {
         }
         debug_assert_eq!(arguments.len(), kernel.bindings.len());
         debug_assert_eq!(params.size(), kernel.params.size as u64);
-        let absent = BoundRange { buffer: params.clone(), offset: 0, size: params.size(), format: Format::default() };
+        let absent = BoundRange::whole(params);
         let ranges: Vec<_> = arguments.iter().map(|range| range.as_ref().unwrap_or(&absent)).collect();
         let written = |buffer: &wgpu::Buffer| {
             let bound = ranges.iter().zip(kernel.bindings);
@@ -190,7 +221,8 @@ impl Call {
             }
         }
         let formats = ranges.iter().zip(kernel.bindings);
-        let formats = formats.map(|(range, binding)| if binding.stored { range.format } else { Format::default() });
+        let formats =
+            formats.map(|(range, binding)| if binding.is_stored() { range.format } else { Format::default() });
         let pipeline = gpu.pipeline(&Variant { kernel, constants, writable_inputs, formats: formats.collect() })?;
         let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
         entries.extend(ranges.iter().enumerate().map(|(index, range)| wgpu::BindGroupEntry {
@@ -206,6 +238,9 @@ impl Call {
             layout: &pipeline.layout,
             entries: &entries,
         });
+        for (range, binding) in ranges.iter().zip(kernel.bindings) {
+            range.check(binding.name, gpu.limits())?;
+        }
         let limit = u64::from(gpu.limits().max_compute_workgroups_per_dimension);
         self.steps.push(Step { name: kernel.name, pipeline, bind_group, workgroups: grid(workgroups, limit)? });
         Ok(())

@@ -4,6 +4,8 @@
 //!   becomes an exact integral over time. The same kernels compute ordinary softmax attention ([`Method::Softmax`]).
 //! * [`Efla`]: **error-free linear attention**, the delta rule with its state update solved exactly instead of by an
 //!   Euler step, chunk by chunk in parallel. The same kernels compute DeltaNet ([`Integrator::Euler`]).
+//! * Around them: [`Rotary`] position embedding, [`Merge`] of attention over two stretches of keys, and [`Gpu::copy`]
+//!   between views, which appends to a cache.
 //!
 //! Both have a forward and a backward pass in f32 and are judged by the float64 [`mod@reference`].
 //!
@@ -55,23 +57,27 @@
 pub mod attention;
 #[cfg(feature = "cases")]
 pub mod case;
+mod copy;
 pub mod efla;
 mod error;
 mod gpu;
 mod kernel;
+mod piece;
 pub mod reference;
+mod rotary;
 mod shader;
 mod tensor;
 mod trusted;
 
 pub use attention::{
     Attention, AttentionBackwardPlan, AttentionConfig, AttentionGradients, AttentionPlan, AttentionShape,
-    AttentionTensors, Method, Sink,
+    AttentionTensors, Lengths, Merge, MergeGradients, MergePlan, MergeShape, MergeTensors, Method, Sink,
 };
 pub use efla::{Efla, EflaBackwardPlan, EflaConfig, EflaGradients, EflaPlan, EflaShape, EflaTensors, Form, Integrator};
 pub use error::{Error, Result};
 pub use gpu::{AdapterChoice, Gpu, GpuOptions};
 pub use half;
 pub use kernel::Call;
+pub use rotary::{Pairing, Rotary, RotaryConfig, RotaryGradients, RotaryPlan, RotaryShape, RotaryTensors};
 pub use tensor::{DType, Element, Tensor, TensorView};
 pub use wgpu;

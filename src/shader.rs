@@ -25,27 +25,46 @@ pub(crate) enum Role {
 pub(crate) struct Binding {
     pub name: &'static str,
     pub role: Role,
-    /// Any storage type, through the functions that [`compose`] writes for it; else an `array<f32>`.
-    pub stored: bool,
+    pub kind: Kind,
+}
+
+/// What a binding holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `array<f32>`.
+    Floats,
+    /// `array<u32>`.
+    Words,
+    /// A tensor of any storage type, through the functions that [`compose`] writes for it.
+    Stored,
 }
 
 impl Binding {
     /// A tensor of any storage type.
     pub const fn stored(self) -> Self {
-        Binding { stored: true, ..self }
+        Binding { kind: Kind::Stored, ..self }
+    }
+
+    /// Whole numbers.
+    pub const fn words(self) -> Self {
+        Binding { kind: Kind::Words, ..self }
+    }
+
+    pub fn is_stored(&self) -> bool {
+        self.kind == Kind::Stored
     }
 }
 
 pub(crate) const fn input(name: &'static str) -> Binding {
-    Binding { name, role: Role::Input, stored: false }
+    Binding { name, role: Role::Input, kind: Kind::Floats }
 }
 
 pub(crate) const fn output(name: &'static str) -> Binding {
-    Binding { name, role: Role::Output, stored: false }
+    Binding { name, role: Role::Output, kind: Kind::Floats }
 }
 
 pub(crate) const fn workspace(name: &'static str) -> Binding {
-    Binding { name, role: Role::Workspace, stored: false }
+    Binding { name, role: Role::Workspace, kind: Kind::Floats }
 }
 
 /// How a binding's elements lie in memory.
@@ -295,17 +314,18 @@ pub(crate) fn compose(variant: &Variant) -> Composed {
     let mut files = variant.kernel.files.to_vec();
     for (index, (binding, format)) in variant.kernel.bindings.iter().zip(&variant.formats).enumerate() {
         let access = if variant.read_only(index) { "read" } else { "read_write" };
-        let element = match (format.dtype, format.vectors) {
-            (DType::F32, false) => "f32",
-            (DType::F32, true) => "vec4<f32>",
-            (_, false) => "u32",
-            (_, true) => "vec2<u32>",
+        let element = match (binding.kind, format.dtype, format.vectors) {
+            (Kind::Words, _, _) => "u32",
+            (_, DType::F32, false) => "f32",
+            (_, DType::F32, true) => "vec4<f32>",
+            (_, _, false) => "u32",
+            (_, _, true) => "vec2<u32>",
         };
         let (index, name) = (index + 1, binding.name);
         let _ = writeln!(text, "@group(0) @binding({index}) var<storage, {access}> {name}: array<{element}>;");
         for accessor in ACCESSORS {
             let function = format!("{name}_{}", accessor.suffix);
-            if binding.stored && variant.kernel.files.iter().any(|file| calls(file.text, &function)) {
+            if binding.is_stored() && variant.kernel.files.iter().any(|file| calls(file.text, &function)) {
                 let _ = writeln!(text, "fn {function}{}", accessor.text(name, *format));
             }
         }

@@ -4,8 +4,9 @@
 //! kernel's time (bounded loops can't be unrolled), and this crate's kernels do not need them:
 //!
 //! * every index into a buffer is built from the parameters of the call, which `bind` checked against the bound
-//!   ranges, and is clamped or guarded in the shader where a tile reaches over an edge; none is read from a buffer;
-//! * every loop runs to a bound that is a constant or one of those parameters;
+//!   ranges, and is clamped or guarded in the shader where a tile reaches over an edge; what is read from a buffer is a
+//!   table of sequences that the plan owns, checked by the host and written once;
+//! * every loop runs to a bound that is a constant, one of those parameters or from that table;
 //! * every integer divisor is a constant or a parameter that the host keeps at 1 or more.
 //!
 //! [`GpuOptions::checked`](crate::GpuOptions) turns the guards on again; the tests run a subset of the kernels so.

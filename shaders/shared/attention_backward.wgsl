@@ -31,12 +31,12 @@ struct Row {
     lone: bool,
 }
 
-fn load_row(batch: u32, head: u32, row: u32) -> Row {
-    var range = visible_nodes(row);
+fn load_row(task: Task, row: u32) -> Row {
+    let range = visible_nodes(task.place, row);
     if range.y < range.x {
         return Row(range, 0.0, 0.0, false);
     }
-    let at = params.rows + 2u * ((batch * params.heads + head) * params.queries + row);
+    let at = params.rows + 2u * flat_row(task, row);
     let lse = workspace[at];
     let lone = CONTINUOUS == 1u && range.x == range.y;
     if bitcast<u32>(lse) == MINUS_INFINITY {
@@ -51,27 +51,22 @@ fn node_weights(a: vec4<f32>, lse: f32) -> vec4<f32> {
     return exp(select(a - lse, vec4(88.0), a - lse > vec4(88.0)));
 }
 
+fn d_out_rows(place: Place, head: u32) -> Rows {
+    let base = params.d_out.x + place.batch * params.d_out.y + head * params.d_out.z + place.query0 * params.d_out.w;
+    return Rows(base, place.queries);
+}
+
 // 4 columns of a row of d_out, 0 past the end.
-fn load_d_out(base: u32, row: u32, column: u32) -> vec4<f32> {
-    if row >= params.queries {
+fn load_d_out(rows: Rows, row: u32, column: u32) -> vec4<f32> {
+    if row >= rows.count {
         return vec4(0.0);
     }
-    return d_out_load4(base + row * params.d_out.w, column, params.value_dim);
+    return d_out_load4(rows.base + row * params.d_out.w, column, params.value_dim);
 }
 
 // scores ← logits [BLOCK_Q, D] x [D, BLOCK_K] of rows row0.. and nodes node0.., values ← d_out·v [BLOCK_Q, D_v] x
 // [D_v, BLOCK_K]; both may be read when it returns. An invocation has 4 rows x 4 nodes.
-fn multiply(
-    thread: u32,
-    row0: u32,
-    node0: i32,
-    q_base: u32,
-    k_base: u32,
-    v_base: u32,
-    d_out_base: u32,
-    sink_k: u32,
-    sink_v: u32,
-) {
+fn multiply(thread: u32, row0: u32, node0: i32, q_rows: Rows, k_nodes: Nodes, v_nodes: Nodes, d_out_rows: Rows) {
     let x = thread % STAGE;
     let y = thread / STAGE;
     var logits: array<vec4<f32>, 4>;
@@ -84,11 +79,11 @@ fn multiply(
         workgroupBarrier();
         for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
             let column = 4u * (s * STAGE + i % STAGE);
-            stage[i / STAGE * PITCH + i % STAGE] = load_q(q_base, row0 + i / STAGE, column);
+            stage[i / STAGE * PITCH + i % STAGE] = load_q(q_rows, row0 + i / STAGE, column);
         }
         for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
             let column = 4u * (s * STAGE + i % STAGE);
-            values[i / STAGE * PITCH + i % STAGE] = load_k(k_base, sink_k, node0 + i32(i / STAGE), column);
+            values[i / STAGE * PITCH + i % STAGE] = load_k(k_nodes, node0 + i32(i / STAGE), column);
         }
         workgroupBarrier();
         for (var c = 0u; c < STAGE; c++) {
@@ -106,11 +101,11 @@ fn multiply(
         workgroupBarrier();
         for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
             let column = 4u * (s * STAGE + i % STAGE);
-            stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_base, row0 + i / STAGE, column);
+            stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_rows, row0 + i / STAGE, column);
         }
         for (var i = thread; i < BLOCK_K * STAGE; i += THREADS) {
             let column = 4u * (s * STAGE + i % STAGE);
-            values[i / STAGE * PITCH + i % STAGE] = load_v(v_base, sink_v, node0 + i32(i / STAGE), column);
+            values[i / STAGE * PITCH + i % STAGE] = load_v(v_nodes, node0 + i32(i / STAGE), column);
         }
         workgroupBarrier();
         for (var c = 0u; c < STAGE; c++) {
@@ -184,10 +179,10 @@ struct Carry {
 // Segments before `first_segment` are left out. Lengths get their part in `stage`, at the segment's right node.
 fn weigh_row(
     slot: u32,
+    place: Place,
     row: Row,
     node0: i32,
     first_segment: i32,
-    intervals: u32,
     lengths: bool,
     carry: ptr<function, Carry>,
 ) {
@@ -206,7 +201,7 @@ fn weigh_row(
             let a0 = vec4((*carry).logit, a.xyz);
             let p0 = vec4((*carry).p, p.xyz);
             let g0 = vec4((*carry).g, g.xyz);
-            let length = load_intervals(intervals, node.x);
+            let length = load_intervals(place, node.x);
             let seen = (node > vec4(row.range.x)) & (node <= vec4(row.range.y)) & (node >= vec4(first_segment));
             let live = seen & (length > vec4(0.0));
             let zero = vec4(0.0);

@@ -1,12 +1,14 @@
 //! The backward pass: plan, bind, record.
 
 use super::operands::{
-    AttentionParams, BLOCK_K, BLOCK_Q, Operands, check_sizes, is_shared, packed_elements, three_dimensions,
+    AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, plan_pieces,
+    sink_part, three_dimensions,
 };
-use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Method, Sink};
+use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{DType, TensorView, check_overlaps};
 
@@ -22,6 +24,11 @@ params! {
         count: u32,
         /// Distance of neighbouring partial results.
         stride: u32,
+        /// Whether to add to the destination.
+        add: u32,
+        unused0: u32,
+        unused1: u32,
+        unused2: u32,
     }
 }
 
@@ -46,6 +53,7 @@ pub(crate) static OUTPUTS: Kernel = Kernel {
         input("v").stored(),
         input("d_out").stored(),
         workspace("workspace"),
+        input("table").words(),
     ],
 };
 
@@ -60,6 +68,7 @@ pub(crate) static DQ: Kernel = Kernel {
         input("d_out").stored(),
         workspace("workspace"),
         output("d_q").stored(),
+        input("table").words(),
     ],
 };
 
@@ -75,6 +84,7 @@ pub(crate) static DKV: Kernel = Kernel {
         workspace("workspace"),
         output("d_k").stored(),
         output("d_v").stored(),
+        input("table").words(),
     ],
 };
 
@@ -86,8 +96,9 @@ pub(crate) static REDUCE: Kernel = Kernel {
 };
 
 /// What is compiled into `attention_backward_dq` and `attention_backward_dkv`.
-pub(crate) fn constants(config: &AttentionConfig) -> Constants {
+pub(crate) fn constants(config: &AttentionConfig, ragged: (&'static str, u32)) -> Constants {
     vec![
+        ragged,
         ("CONTINUOUS", u32::from(config.method == Method::Continuous)),
         ("BLOCK_Q", BLOCK_Q as u32),
         ("BLOCK_K", BLOCK_K as u32),
@@ -132,6 +143,8 @@ pub struct AttentionGradients {
     pub d_sink_v: Option<TensorView>,
     /// Written when given: gradient of the intervals.
     pub d_intervals: Option<TensorView>,
+    /// As in the forward call.
+    pub lengths: Lengths,
     /// [`AttentionBackwardPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
     pub workspace: Option<TensorView>,
 }
@@ -161,8 +174,42 @@ impl AttentionGradients {
             d_sink_k: None,
             d_sink_v: None,
             d_intervals: None,
+            lengths: forward.lengths.clone(),
             workspace: None,
         }
+    }
+
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &AttentionShape, piece: &Piece) -> Result<Self> {
+        let (rows, nodes) = (|view: &TensorView| piece.of(view, shape.group()), |view: &TensorView| piece.of(view, 1));
+        let sink = |sink: &Option<TensorView>| sink_part(sink, shape, piece);
+        Ok(AttentionGradients {
+            q: rows(&self.q)?,
+            k: nodes(&self.k)?,
+            v: nodes(&self.v)?,
+            sink_k: sink(&self.sink_k)?,
+            sink_v: sink(&self.sink_v)?,
+            intervals: piece.of_batch(&self.intervals)?,
+            out: rows(&self.out)?,
+            lse: rows(&self.lse)?,
+            d_out: rows(&self.d_out)?,
+            d_lse: self.d_lse.as_ref().map(rows).transpose()?,
+            d_q: rows(&self.d_q)?,
+            d_k: nodes(&self.d_k)?,
+            d_v: nodes(&self.d_v)?,
+            d_sink_k: sink(&self.d_sink_k)?,
+            d_sink_v: sink(&self.d_sink_v)?,
+            d_intervals: piece.of_batch(&self.d_intervals)?,
+            lengths: self.lengths.part(piece),
+            workspace: None,
+        })
+    }
+
+    /// The tensors that kernels bind as they are.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let inputs = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("out", &self.out), ("lse", &self.lse)];
+        let gradients = [("d_out", &self.d_out), ("d_q", &self.d_q), ("d_k", &self.d_k), ("d_v", &self.d_v)];
+        inputs.into_iter().chain(gradients).chain(self.d_lse.iter().map(|d_lse| ("d_lse", d_lse)))
     }
 
     fn operands(&self) -> Operands<'_> {
@@ -190,40 +237,25 @@ impl AttentionGradients {
 pub struct AttentionBackwardPlan {
     attention: Attention,
     shape: AttentionShape,
-    workspace: WorkspaceLayout,
-    /// Packed inputs, rows and partial gradients are bound as one.
-    all: Part,
-    rows: u64,
-    d_sink_k: u64,
-    d_sink_v: u64,
-    d_intervals: u64,
-    /// Where d_k and d_v are bound when there is no token.
-    spare: [Part; 2],
+    lengths: Lengths,
+    /// One, unless the workspace of the whole can't be bound.
+    pieces: Vec<Piece>,
+    workspace_bytes: u64,
 }
 
 impl AttentionBackwardPlan {
-    pub(super) fn new(attention: &Attention, shape: &AttentionShape) -> Result<Self> {
+    pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
-        let config = attention.config();
-        let sequences = shape.batch as u64 * shape.kv_heads as u64;
-        let rows_elements = (shape.batch as u64 * shape.heads as u64).saturating_mul(2 * shape.queries as u64);
-        let sinks = if config.sink == Sink::Given { sequences } else { 0 };
-        let rows = packed_elements(config, shape);
-        let d_sink_k = rows.saturating_add(rows_elements);
-        let d_sink_v = d_sink_k.saturating_add(sinks.saturating_mul(config.head_dim as u64));
-        let d_intervals = d_sink_v.saturating_add(sinks.saturating_mul(config.value_dim as u64));
-        let lengths = if config.method == Method::Continuous { sequences.saturating_mul(shape.keys as u64) } else { 0 };
-        let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
-        let all = workspace.reserve("workspace of the gradients", d_intervals.saturating_add(lengths))?;
-        let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
-        workspace.check()?;
-        let (attention, shape) = (attention.clone(), *shape);
-        Ok(AttentionBackwardPlan { attention, shape, workspace, all, rows, d_sink_k, d_sink_v, d_intervals, spare })
+        let bytes =
+            |shape: &AttentionShape, lengths: &Lengths| Ok(Pass::new(attention, shape, lengths)?.workspace.bytes());
+        let (pieces, workspace_bytes) = plan_pieces(shape, lengths, bytes)?;
+        let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
+        Ok(AttentionBackwardPlan { attention, shape, lengths, pieces, workspace_bytes })
     }
 
     /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has: linear in T.
     pub fn workspace_bytes(&self) -> u64 {
-        self.workspace.bytes()
+        self.workspace_bytes
     }
 
     /// Checks the tensors against the plan and prepares everything a recording needs.
@@ -237,17 +269,17 @@ impl AttentionBackwardPlan {
     fn bind_uncaught(&self, tensors: &AttentionGradients) -> Result<Call> {
         let gpu = self.attention.gpu();
         let (config, limits) = (self.attention.config(), gpu.limits());
-        let AttentionShape { batch, heads, kv_heads, queries, keys } = self.shape;
-        let operands = tensors.operands();
-        let mut inputs = operands.check(config, &self.shape, limits)?;
+        let AttentionShape { batch, heads, queries, .. } = self.shape;
+        self.lengths.check(&tensors.lengths)?;
+        let mut inputs = tensors.operands().check(config, &self.shape, self.lengths.sequences(&self.shape))?;
         let rows_shape = [batch, heads, queries];
         let out_shape = [batch, heads, queries, config.value_dim];
-        tensors.out.check_stored("out", &out_shape, limits)?;
-        tensors.lse.check("lse", &rows_shape, limits)?;
-        tensors.d_out.check_stored("d_out", &out_shape, limits)?;
+        tensors.out.check_stored("out", &out_shape)?;
+        tensors.lse.check("lse", &rows_shape)?;
+        tensors.d_out.check_stored("d_out", &out_shape)?;
         inputs.extend([("out", &tensors.out), ("lse", &tensors.lse), ("d_out", &tensors.d_out)]);
         if let Some(d_lse) = &tensors.d_lse {
-            d_lse.check("d_lse", &rows_shape, limits)?;
+            d_lse.check("d_lse", &rows_shape)?;
             inputs.push(("d_lse", d_lse));
         }
         let mut outputs = Vec::new();
@@ -262,8 +294,8 @@ impl AttentionBackwardPlan {
             match (gradient, of) {
                 (Some(gradient), Some(of)) => {
                     match name {
-                        "d_intervals" => gradient.check_output(name, of.shape(), limits)?,
-                        _ => gradient.check_stored_output(name, of.shape(), limits)?,
+                        "d_intervals" => gradient.check_output(name, of.shape())?,
+                        _ => gradient.check_stored_output(name, of.shape())?,
                     }
                     outputs.push((name, gradient));
                 }
@@ -273,14 +305,80 @@ impl AttentionBackwardPlan {
                 (None, _) => {}
             }
         }
-        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
+        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes)?;
         outputs.push(("workspace", &workspace));
         check_overlaps(&outputs, &inputs)?;
 
-        let has_out = tensors.out.dtype() == DType::F32;
         let mut call = Call::default();
-        let all = self.all.of(&workspace);
-        let packed = operands.pack(gpu, &mut call, &all)?;
+        let shared = [&tensors.d_sink_k, &tensors.d_sink_v].map(|sink| sink.as_ref().is_some_and(is_shared));
+        let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
+        for piece in &self.pieces {
+            for piece in piece.split(&fits)? {
+                let part = tensors.part(&self.shape, &piece)?;
+                let pass = Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths)?;
+                // What several pieces give is added up.
+                let add = shared.map(|shared| shared && piece.batch.start > 0);
+                pass.bind(&mut call, &part, add, piece.heads.start > 0, &workspace)?;
+            }
+        }
+        Ok(call)
+    }
+}
+
+/// A piece of a call.
+struct Pass<'a> {
+    attention: &'a Attention,
+    shape: AttentionShape,
+    blocks: Blocks,
+    workspace: WorkspaceLayout,
+    /// Packed inputs, rows and partial gradients are bound as one.
+    all: Part,
+    rows: u64,
+    d_sink_k: u64,
+    d_sink_v: u64,
+    d_intervals: u64,
+    /// Where d_k and d_v are bound when there is no token.
+    spare: [Part; 2],
+}
+
+impl<'a> Pass<'a> {
+    fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
+        let config = attention.config();
+        let blocks = Blocks::new(config, shape, lengths)?;
+        let kv_heads = shape.kv_heads as u64;
+        let rows_elements = (shape.batch as u64 * shape.heads as u64).saturating_mul(2 * shape.queries as u64);
+        let sinks = if config.sink == Sink::Given { blocks.sequences as u64 * kv_heads } else { 0 };
+        let rows = packed_elements(config, shape, blocks.sequences);
+        let d_sink_k = rows.saturating_add(rows_elements);
+        let d_sink_v = d_sink_k.saturating_add(sinks.saturating_mul(config.head_dim as u64));
+        let d_intervals = d_sink_v.saturating_add(sinks.saturating_mul(config.value_dim as u64));
+        let segments = match config.method {
+            Method::Continuous => (shape.batch as u64 * kv_heads).saturating_mul(shape.keys as u64),
+            Method::Softmax => 0,
+        };
+        let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
+        let all = workspace.reserve("workspace of the gradients", d_intervals.saturating_add(segments))?;
+        let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
+        workspace.check()?;
+        let shape = *shape;
+        Ok(Pass { attention, shape, blocks, workspace, all, rows, d_sink_k, d_sink_v, d_intervals, spare })
+    }
+
+    fn bind(
+        &self,
+        call: &mut Call,
+        tensors: &AttentionGradients,
+        add_sinks: [bool; 2],
+        add_intervals: bool,
+        workspace: &TensorView,
+    ) -> Result<()> {
+        let gpu = self.attention.gpu();
+        let (config, limits) = (self.attention.config(), gpu.limits());
+        let AttentionShape { batch, heads, kv_heads, queries, keys } = self.shape;
+        let operands = tensors.operands();
+        let has_out = tensors.out.dtype() == DType::F32;
+        let all = self.all.of(workspace);
+        let packed = operands.pack(gpu, call, &all)?;
         let params = AttentionParams {
             out: tensors.out.layout(limits),
             lse: tensors.lse.layout(limits),
@@ -296,9 +394,8 @@ impl AttentionBackwardPlan {
             d_sink_k_partial: self.d_sink_k as u32,
             d_sink_v_partial: self.d_sink_v as u32,
             d_intervals_partial: self.d_intervals as u32,
-            ..operands.params(config, &self.shape, limits, packed)
+            ..operands.params(config, &self.shape, &self.blocks, limits, packed)
         };
-        let (row_blocks, sequences) = (u64::from(params.row_blocks), batch as u64 * kv_heads as u64);
         let row_count = batch as u64 * heads as u64 * queries as u64;
         let params = params_buffer(gpu, "attention_backward", &params);
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
@@ -308,46 +405,49 @@ impl AttentionBackwardPlan {
         let arguments = [bound(&tensors.out), bound(&tensors.lse), d_out.clone(), d_lse, Some(all.clone())];
         call.push(gpu, &ROWS, Vec::new(), &params, &arguments, row_count.div_ceil(64))?;
 
-        let workgroups = row_blocks * heads as u64 * batch as u64;
+        let constants = constants(config, self.blocks.constants());
+        let table = self.blocks.upload(gpu)?;
+        let workgroups = self.blocks.row_tasks(&self.shape);
+        let inputs = [q, k, v, d_out, Some(all.clone())];
         if !has_out {
-            let arguments = [q.clone(), k.clone(), v.clone(), d_out.clone(), Some(all.clone())];
-            call.push(gpu, &OUTPUTS, constants(config), &params, &arguments, workgroups)?;
+            let arguments = [&inputs[..], std::slice::from_ref(&table)].concat();
+            call.push(gpu, &OUTPUTS, constants.clone(), &params, &arguments, workgroups)?;
         }
-        let arguments = [q.clone(), k.clone(), v.clone(), d_out.clone(), Some(all.clone()), bound(&tensors.d_q)];
-        call.push(gpu, &DQ, constants(config), &params, &arguments, workgroups)?;
+        let arguments = [&inputs[..], &[bound(&tensors.d_q), table.clone()]].concat();
+        call.push(gpu, &DQ, constants.clone(), &params, &arguments, workgroups)?;
 
-        let spare = |part: &Part| Some(part.of(&workspace));
+        let spare = |part: &Part| Some(part.of(workspace));
         let d_k = bound(&tensors.d_k).or_else(|| spare(&self.spare[0]));
         let d_v = bound(&tensors.d_v).or_else(|| spare(&self.spare[1]));
-        let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
         // Without a token only a given sink has a gradient.
-        let node_blocks = if keys > 0 || config.sink == Sink::Given { (keys / own_nodes + 1) as u64 } else { 0 };
-        let workgroups = node_blocks * sequences;
-        let arguments = [q, k, v, d_out, Some(all.clone()), d_k, d_v];
-        call.push(gpu, &DKV, constants(config), &params, &arguments, workgroups)?;
+        let any = keys > 0 || config.sink == Sink::Given;
+        let workgroups = if any { self.blocks.node_tasks(&self.shape) } else { 0 };
+        let arguments = [&inputs[..], &[d_k, d_v, table]].concat();
+        call.push(gpu, &DKV, constants, &params, &arguments, workgroups)?;
 
-        // Sinks of batch 1 gather from every batch, intervals from every head.
+        // Sinks that are shared gather from every sequence, intervals from every head.
         let (kv_heads, keys) = (kv_heads as u64, keys as u64);
-        for (gradient, source, size) in [
-            (&tensors.d_sink_k, self.d_sink_k, kv_heads * config.head_dim as u64),
-            (&tensors.d_sink_v, self.d_sink_v, kv_heads * config.value_dim as u64),
+        for (gradient, source, size, add) in [
+            (&tensors.d_sink_k, self.d_sink_k, kv_heads * config.head_dim as u64, add_sinks[0]),
+            (&tensors.d_sink_v, self.d_sink_v, kv_heads * config.value_dim as u64, add_sinks[1]),
         ] {
-            let count = if gradient.as_ref().is_some_and(is_shared) { batch as u64 } else { 1 };
-            reduce(gpu, &mut call, gradient.as_ref(), &all, [source, size, count, size])?;
+            let count = if gradient.as_ref().is_some_and(is_shared) { self.blocks.sequences as u64 } else { 1 };
+            reduce(gpu, call, gradient.as_ref(), &all, [source, size, count, size], add)?;
         }
         let lengths = [self.d_intervals, kv_heads * keys, kv_heads, keys];
-        reduce(gpu, &mut call, tensors.d_intervals.as_ref(), &all, lengths)?;
-        Ok(call)
+        reduce(gpu, call, tensors.d_intervals.as_ref(), &all, lengths, add_intervals)
     }
 }
 
-/// Records the sum of `count` partial results in the range `all`, `stride` apart, into a gradient if it is asked for.
+/// Records the sum of `count` partial results, `stride` apart, into a gradient if it is asked for; `add` to what
+/// stands there.
 pub(crate) fn reduce(
     gpu: &Gpu,
     call: &mut Call,
     gradient: Option<&TensorView>,
     all: &BoundRange,
     [source, source_stride, count, stride]: [u64; 4],
+    add: bool,
 ) -> Result<()> {
     let Some(view) = gradient.filter(|view| !view.is_empty()) else {
         return Ok(());
@@ -365,6 +465,8 @@ pub(crate) fn reduce(
         source_stride: source_stride as u32,
         count: count as u32,
         stride: stride as u32,
+        add: add.into(),
+        ..Default::default()
     };
     let params = params_buffer(gpu, REDUCE.name, &params);
     let pairs = u64::from(shape[0]) * u64::from(shape[1]) * u64::from(shape[2].div_ceil(2));

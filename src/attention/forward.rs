@@ -1,9 +1,10 @@
 //! The forward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, check_sizes, packed_elements};
-use super::{Attention, AttentionShape, AttentionTensors, Method};
+use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Blocks, check_sizes, packed_elements, plan_pieces};
+use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method};
 use crate::error::Result;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Constants, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
@@ -23,12 +24,22 @@ pub(crate) static FORWARD: Kernel = Kernel {
         workspace("workspace"),
         output("out").stored(),
         output("lse"),
+        input("table").words(),
     ],
 };
 
+pub(crate) static COMBINE: Kernel = Kernel {
+    name: "attention_combine",
+    files: &[wgsl!("shared/grid.wgsl"), wgsl!("attention_combine.wgsl")],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[workspace("workspace"), output("out").stored(), output("lse")],
+};
+
 /// What is compiled into `attention_forward`.
-pub(crate) fn constants(method: Method, value_dim: usize) -> Constants {
+pub(crate) fn constants(method: Method, value_dim: usize, ragged: (&'static str, u32), split: bool) -> Constants {
     vec![
+        ragged,
+        ("SPLIT", split.into()),
         ("CONTINUOUS", u32::from(method == Method::Continuous)),
         ("BLOCK_Q", BLOCK_Q as u32),
         ("BLOCK_K", BLOCK_K as u32),
@@ -36,39 +47,61 @@ pub(crate) fn constants(method: Method, value_dim: usize) -> Constants {
     ]
 }
 
+/// Below this many workgroups the keys of a row are split over several, each of which gets at least so many nodes.
+const FEW_WORKGROUPS: u64 = 128;
+const SPLIT_NODES: u64 = 512;
+
+/// How the nodes of a row are split: into how many parts, of how many nodes.
+fn splits(config: &AttentionConfig, shape: &AttentionShape, blocks: &Blocks) -> (u64, u64) {
+    let nodes = blocks.longest as u64 + 1;
+    // A window slides over the nodes: parts out of its reach would have nothing to do.
+    let seen = config.window.map_or(nodes, |window| (window + BLOCK_Q) as u64).min(nodes);
+    let splits = (FEW_WORKGROUPS / blocks.row_tasks(shape).max(1)).min(seen / SPLIT_NODES);
+    if splits < 2 || seen < nodes {
+        return (1, nodes);
+    }
+    let length = nodes.div_ceil(splits).next_multiple_of(BLOCK_K as u64);
+    (nodes.div_ceil(length), length)
+}
+
 /// A validated forward call of given sizes, from [`Attention::plan`].
 #[derive(Debug, Clone)]
 pub struct AttentionPlan {
     attention: Attention,
     shape: AttentionShape,
-    workspace: WorkspaceLayout,
-    packed: Part,
-    /// Where an lse nobody asked for is bound.
-    spare: Part,
+    lengths: Lengths,
+    splits: (u64, u64),
+    /// One, unless the workspace of the whole can't be bound.
+    pieces: Vec<Piece>,
+    workspace_bytes: u64,
 }
 
 impl AttentionPlan {
-    pub(super) fn new(attention: &Attention, shape: &AttentionShape) -> Result<Self> {
+    pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
-        let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
-        let packed = workspace.reserve("workspace of packed inputs", packed_elements(attention.config(), shape))?;
-        let spare = workspace.reserve("workspace", 1)?;
-        workspace.check()?;
-        Ok(AttentionPlan { attention: attention.clone(), shape: *shape, workspace, packed, spare })
+        let config = attention.config();
+        let splits = splits(config, shape, &Blocks::new(config, shape, lengths)?);
+        let bytes = |shape: &AttentionShape, lengths: &Lengths| {
+            Ok(Pass::new(attention, shape, lengths, splits)?.workspace.bytes())
+        };
+        let (pieces, workspace_bytes) = plan_pieces(shape, lengths, bytes)?;
+        let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
+        Ok(AttentionPlan { attention, shape, lengths, splits, pieces, workspace_bytes })
     }
 
     /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has.
     pub fn workspace_bytes(&self) -> u64 {
-        self.workspace.bytes()
+        self.workspace_bytes
     }
 
-    /// Checks the tensors against the plan and prepares everything a recording needs.
+    /// Checks the tensors against the plan and prepares everything a recording needs. A call whose tensors are too large
+    /// for the device's bindings becomes several dispatches, over batch and key/value heads.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) for a tensor that is missing, superfluous, of the wrong shape, in
     /// a buffer that is too small or lacks usage STORAGE, or whose output overlaps another tensor;
-    /// [`Error::Limit`](crate::Error::Limit) for one over the device's limits; [`Error::Gpu`](crate::Error::Gpu) when
-    /// the graphics stack refuses a buffer or a pipeline.
+    /// [`Error::Limit`](crate::Error::Limit) when a single head is over the device's limits;
+    /// [`Error::Gpu`](crate::Error::Gpu) when the graphics stack refuses a buffer or a pipeline.
     pub fn bind(&self, tensors: &AttentionTensors) -> Result<Call> {
         self.attention.gpu().catching("binding attention", || self.bind_uncaught(tensors))?
     }
@@ -77,39 +110,100 @@ impl AttentionPlan {
         let gpu = self.attention.gpu();
         let (config, limits) = (self.attention.config(), gpu.limits());
         let AttentionShape { batch, heads, queries, .. } = self.shape;
-        let operands = tensors.operands();
-        let inputs = operands.check(config, &self.shape, limits)?;
-        tensors.out.check_stored_output("out", &[batch, heads, queries, config.value_dim], limits)?;
+        self.lengths.check(&tensors.lengths)?;
+        let inputs = tensors.operands().check(config, &self.shape, self.lengths.sequences(&self.shape))?;
+        tensors.out.check_stored_output("out", &[batch, heads, queries, config.value_dim])?;
         let mut outputs = vec![("out", &tensors.out)];
         if let Some(lse) = &tensors.lse {
-            lse.check_output("lse", &[batch, heads, queries], limits)?;
+            lse.check_output("lse", &[batch, heads, queries])?;
             outputs.push(("lse", lse));
         }
-        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
+        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes)?;
         outputs.push(("workspace", &workspace));
         check_overlaps(&outputs, &inputs)?;
 
         let mut call = Call::default();
-        let packed_range = self.packed.of(&workspace);
-        let packed = operands.pack(gpu, &mut call, &packed_range)?;
+        let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
+        for piece in &self.pieces {
+            for piece in piece.split(&fits)? {
+                let part = tensors.part(&self.shape, &piece)?;
+                let pass = Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths, self.splits)?;
+                pass.bind(&mut call, &part, &workspace)?;
+            }
+        }
+        Ok(call)
+    }
+}
+
+/// A piece of a call.
+struct Pass<'a> {
+    attention: &'a Attention,
+    shape: AttentionShape,
+    blocks: Blocks,
+    /// Parts of a row's nodes that workgroups of their own have, and nodes of each.
+    splits: (u64, u64),
+    workspace: WorkspaceLayout,
+    /// Packed inputs, then out and lse of every split.
+    all: Part,
+    out_partial: u64,
+    lse_partial: u64,
+    /// Where an lse nobody asked for is bound.
+    spare: Part,
+}
+
+impl<'a> Pass<'a> {
+    fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths, splits: (u64, u64)) -> Result<Self> {
+        let config = attention.config();
+        let blocks = Blocks::new(config, shape, lengths)?;
+        let rows = (shape.batch as u64 * shape.heads as u64).saturating_mul(shape.queries as u64);
+        let partial_rows = if splits.0 > 1 { splits.0.saturating_mul(rows) } else { 0 };
+        let out_partial = packed_elements(config, shape, blocks.sequences);
+        let lse_partial = out_partial.saturating_add(partial_rows.saturating_mul(config.value_dim as u64));
+        let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
+        let all = workspace.reserve("workspace of attention", lse_partial.saturating_add(partial_rows))?;
+        let spare = workspace.reserve("workspace", 1)?;
+        workspace.check()?;
+        Ok(Pass { attention, shape: *shape, blocks, splits, workspace, all, out_partial, lse_partial, spare })
+    }
+
+    fn bind(&self, call: &mut Call, tensors: &AttentionTensors, workspace: &TensorView) -> Result<()> {
+        let gpu = self.attention.gpu();
+        let (config, limits) = (self.attention.config(), gpu.limits());
+        let operands = tensors.operands();
+        let all = self.all.of(workspace);
+        let packed = operands.pack(gpu, call, &all)?;
         let params = AttentionParams {
             out: tensors.out.layout(limits),
             lse: tensors.lse.as_ref().map_or([0; 4], |lse| lse.layout(limits)),
             has_lse: u32::from(tensors.lse.is_some()),
-            ..operands.params(config, &self.shape, limits, packed)
+            splits: self.splits.0 as u32,
+            split_nodes: self.splits.1 as i32,
+            out_partial: self.out_partial as u32,
+            lse_partial: self.lse_partial as u32,
+            ..operands.params(config, &self.shape, &self.blocks, limits, packed)
         };
-        let workgroups = u64::from(params.row_blocks) * heads as u64 * batch as u64;
         let params = params_buffer(gpu, FORWARD.name, &params);
+        let split = self.splits.0 > 1;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
+        let out = bound(&tensors.out);
+        let lse = tensors.lse.as_ref().map_or_else(|| Some(self.spare.of(workspace)), bound);
         let arguments = [
             bound(&tensors.q),
             bound(&tensors.k),
             bound(&tensors.v),
-            Some(packed_range),
-            bound(&tensors.out),
-            tensors.lse.as_ref().map_or_else(|| Some(self.spare.of(&workspace)), bound),
+            Some(all.clone()),
+            out.clone(),
+            lse.clone(),
+            self.blocks.upload(gpu)?,
         ];
-        call.push(gpu, &FORWARD, constants(config.method, config.value_dim), &params, &arguments, workgroups)?;
-        Ok(call)
+        let constants = constants(config.method, config.value_dim, self.blocks.constants(), split);
+        let workgroups = self.blocks.row_tasks(&self.shape) * self.splits.0;
+        call.push(gpu, &FORWARD, constants, &params, &arguments, workgroups)?;
+        if split {
+            let AttentionShape { batch, heads, queries, .. } = self.shape;
+            let vectors = batch as u64 * heads as u64 * queries as u64 * config.value_dim.div_ceil(4) as u64;
+            call.push(gpu, &COMBINE, Vec::new(), &params, &[Some(all), out, lse], vectors.div_ceil(64))?;
+        }
+        Ok(())
     }
 }

@@ -2,13 +2,16 @@
 
 pub(crate) mod backward;
 pub(crate) mod forward;
+pub(crate) mod merge;
 pub(crate) mod operands;
 
 pub use backward::{AttentionBackwardPlan, AttentionGradients};
 pub use forward::AttentionPlan;
+pub use merge::{Merge, MergeGradients, MergePlan, MergeShape, MergeTensors};
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::piece::Piece;
 use crate::tensor::TensorView;
 
 /// Which attention is computed.
@@ -91,6 +94,58 @@ pub struct AttentionShape {
     pub keys: usize,
 }
 
+/// Which of a call's tokens belong together; every sequence has a sink of its own, or all share one.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Lengths {
+    /// Every sequence of the batch has all queries and all keys.
+    #[default]
+    Full,
+    /// A batch of 1 holds N sequences one after another: sequence n has queries `cu_seqlens_q[n]..cu_seqlens_q[n + 1]`
+    /// and keys `cu_seqlens_k[n]..cu_seqlens_k[n + 1]`. Either has N + 1 entries, from 0 to all tokens; sequences may
+    /// be empty. Sinks are `[N or 1, kv_heads, …]`.
+    Packed {
+        /// Where the queries of each sequence start, and where the last ones end.
+        cu_seqlens_q: Vec<usize>,
+        /// Where the keys of each sequence start, and where the last ones end.
+        cu_seqlens_k: Vec<usize>,
+    },
+    /// Keys are a padded cache: of sequence b only the first `kv_lens[b]` exist. That number takes the place of T_k,
+    /// alignment included; what lies behind is not looked at, and its gradients are 0.
+    Cache {
+        /// How many keys each sequence of the batch has.
+        kv_lens: Vec<usize>,
+    },
+}
+
+impl Lengths {
+    /// How many sequences there are, each with a sink of its own.
+    fn sequences(&self, shape: &AttentionShape) -> usize {
+        match self {
+            Lengths::Packed { cu_seqlens_q, .. } => cu_seqlens_q.len().saturating_sub(1),
+            _ => shape.batch,
+        }
+    }
+
+    /// The lengths of a piece's sequences.
+    fn part(&self, piece: &Piece) -> Lengths {
+        match self {
+            Lengths::Cache { kv_lens } => {
+                // Lengths that do not fit the batch are refused elsewhere.
+                Lengths::Cache { kv_lens: kv_lens.get(piece.batch.clone()).unwrap_or(kv_lens).to_vec() }
+            }
+            lengths => lengths.clone(),
+        }
+    }
+
+    /// Refuses tensors that state other lengths than the plan, `self`.
+    fn check(&self, stated: &Lengths) -> Result<()> {
+        if self != stated {
+            return Err(Error::argument("lengths", "others than those of the plan", "the same"));
+        }
+        Ok(())
+    }
+}
+
 impl AttentionConfig {
     /// The factor on q·k.
     pub fn scale(&self) -> f64 {
@@ -143,6 +198,12 @@ impl AttentionShape {
         }
     }
 
+    /// The sizes of a piece, whose heads are key/value heads.
+    fn part(&self, piece: &Piece) -> Self {
+        let (batch, kv_heads) = (piece.batch.len(), piece.heads.len());
+        AttentionShape { batch, heads: kv_heads * self.group(), kv_heads, ..*self }
+    }
+
     /// Query heads per key/value head.
     pub fn group(&self) -> usize {
         self.heads.checked_div(self.kv_heads).unwrap_or(1)
@@ -172,6 +233,8 @@ pub struct AttentionTensors {
     pub out: TensorView,
     /// Written when given: ln of the normaliser, −∞ for rows without a segment. The backward pass needs it.
     pub lse: Option<TensorView>,
+    /// Lengths of the sequences, those of the plan.
+    pub lengths: Lengths,
     /// [`AttentionPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
     pub workspace: Option<TensorView>,
 }
@@ -179,7 +242,40 @@ pub struct AttentionTensors {
 impl AttentionTensors {
     /// A call without optional tensors.
     pub fn new(q: TensorView, k: TensorView, v: TensorView, out: TensorView) -> Self {
-        AttentionTensors { q, k, v, sink_k: None, sink_v: None, intervals: None, out, lse: None, workspace: None }
+        AttentionTensors {
+            q,
+            k,
+            v,
+            sink_k: None,
+            sink_v: None,
+            intervals: None,
+            out,
+            lse: None,
+            lengths: Lengths::Full,
+            workspace: None,
+        }
+    }
+
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &AttentionShape, piece: &Piece) -> Result<Self> {
+        Ok(AttentionTensors {
+            q: piece.of(&self.q, shape.group())?,
+            k: piece.of(&self.k, 1)?,
+            v: piece.of(&self.v, 1)?,
+            sink_k: operands::sink_part(&self.sink_k, shape, piece)?,
+            sink_v: operands::sink_part(&self.sink_v, shape, piece)?,
+            intervals: piece.of_batch(&self.intervals)?,
+            out: piece.of(&self.out, shape.group())?,
+            lse: self.lse.as_ref().map(|lse| piece.of(lse, shape.group())).transpose()?,
+            lengths: self.lengths.part(piece),
+            workspace: None,
+        })
+    }
+
+    /// The tensors that kernels bind as they are.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let tensors = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("out", &self.out)];
+        tensors.into_iter().chain(self.lse.iter().map(|lse| ("lse", lse)))
     }
 
     fn operands(&self) -> operands::Operands<'_> {
@@ -228,7 +324,8 @@ impl Attention {
     pub fn new(gpu: &Gpu, config: AttentionConfig) -> Result<Self> {
         config.validate()?;
         let dim = |name: &str| if matches!(name, "q" | "k") { config.head_dim } else { config.value_dim };
-        gpu.precompile(&forward::FORWARD, forward::constants(config.method, config.value_dim), dim)?;
+        let constants = forward::constants(config.method, config.value_dim, ("RAGGED", 0), false);
+        gpu.precompile(&forward::FORWARD, constants, dim)?;
         Ok(Attention { gpu: gpu.clone(), config })
     }
 
@@ -247,7 +344,15 @@ impl Attention {
     /// # Errors
     /// [`Error::Argument`] for heads that can't be grouped, [`Error::Limit`] for sizes over the device's limits.
     pub fn plan(&self, shape: &AttentionShape) -> Result<AttentionPlan> {
-        AttentionPlan::new(self, shape)
+        self.plan_ragged(shape, &Lengths::Full)
+    }
+
+    /// As [`Attention::plan`], for sequences of different lengths.
+    ///
+    /// # Errors
+    /// Also [`Error::Argument`] for lengths that don't fit the shape.
+    pub fn plan_ragged(&self, shape: &AttentionShape, lengths: &Lengths) -> Result<AttentionPlan> {
+        AttentionPlan::new(self, shape, lengths)
     }
 
     /// Plans, binds and records a forward call in a compute pass of its own.
@@ -255,7 +360,7 @@ impl Attention {
     /// # Errors
     /// As [`Attention::plan`] and [`AttentionPlan::bind`]; nothing is recorded then.
     pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &AttentionTensors) -> Result<()> {
-        self.plan(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        self.plan_ragged(&tensors.shape()?, &tensors.lengths)?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 
@@ -264,7 +369,15 @@ impl Attention {
     /// # Errors
     /// As [`Attention::plan`].
     pub fn plan_backward(&self, shape: &AttentionShape) -> Result<AttentionBackwardPlan> {
-        AttentionBackwardPlan::new(self, shape)
+        self.plan_backward_ragged(shape, &Lengths::Full)
+    }
+
+    /// As [`Attention::plan_backward`], for sequences of different lengths.
+    ///
+    /// # Errors
+    /// As [`Attention::plan_ragged`].
+    pub fn plan_backward_ragged(&self, shape: &AttentionShape, lengths: &Lengths) -> Result<AttentionBackwardPlan> {
+        AttentionBackwardPlan::new(self, shape, lengths)
     }
 
     /// Plans, binds and records a backward call in a compute pass of its own.
@@ -272,7 +385,7 @@ impl Attention {
     /// # Errors
     /// As [`Attention::plan_backward`] and [`AttentionBackwardPlan::bind`]; nothing is recorded then.
     pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &AttentionGradients) -> Result<()> {
-        self.plan_backward(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        self.plan_backward_ragged(&tensors.shape()?, &tensors.lengths)?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! What the forward and the backward pass read alike: checks, parameters, packing of the small inputs.
 
-use super::{AttentionConfig, AttentionShape, Method, Sink};
+use super::{AttentionConfig, AttentionShape, Lengths, Method, Sink};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernel::{BoundRange, Call, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Kernel, input, params, wgsl, workspace};
 use crate::tensor::{TensorView, check_longest};
 
@@ -21,8 +22,21 @@ params! {
         d_k: [u32; 4],
         d_v: [u32; 4],
         batch: u32,
-        /// Blocks of query rows of a head.
+        /// Blocks of query rows of a head: of one sequence, or of all if they are ragged. Times heads (and batch).
         row_blocks: u32,
+        row_tasks: u32,
+        /// Blocks of nodes of a key/value head alike.
+        node_blocks: u32,
+        node_tasks: u32,
+        /// Where the blocks of ragged sequences stand in their table.
+        row_table: u32,
+        node_table: u32,
+        /// Parts of a row's nodes that workgroups of their own have, and how many nodes that is.
+        splits: u32,
+        split_nodes: i32,
+        /// Where their results start in the workspace.
+        out_partial: u32,
+        lse_partial: u32,
         heads: u32,
         kv_heads: u32,
         /// Query heads per key/value head.
@@ -32,15 +46,13 @@ params! {
         head_dim: u32,
         value_dim: u32,
         causal: u32,
-        /// T_k − T_q.
-        alignment: i32,
         /// Segments (tokens, less one) that a row keeps.
         window: i32,
         /// 0 with a sink, 1 without.
         first_node: i32,
         /// 0 zero, 1 first, 2 given, 3 none.
         sink: u32,
-        /// Elements of a batch's sinks, 0 if all batches share one.
+        /// Elements of a sequence's sinks, 0 if all share one.
         sink_k_stride: u32,
         sink_v_stride: u32,
         has_intervals: u32,
@@ -88,6 +100,159 @@ pub(crate) static PACK: Kernel = Kernel {
 pub(super) const BLOCK_Q: usize = 32;
 pub(super) const BLOCK_K: usize = 32;
 
+/// Which blocks of rows and nodes there are: workgroups, but for the heads.
+#[derive(Debug, Clone)]
+pub(super) struct Blocks {
+    /// Of a head: of every sequence alike, or of all sequences if they are ragged.
+    pub rows: usize,
+    pub nodes: usize,
+    /// Sequences that come on top of the heads; 1 if they are ragged.
+    batch: usize,
+    /// How many sequences there are, each with a sink of its own.
+    pub sequences: usize,
+    /// Most keys of a sequence.
+    pub longest: usize,
+    /// Of ragged sequences: 6 words a sequence, then (sequence, block) of every block of rows, then of nodes.
+    table: Option<Vec<u32>>,
+    row_table: usize,
+    node_table: usize,
+}
+
+impl Blocks {
+    /// Refuses lengths that don't fit the shape.
+    pub fn new(config: &AttentionConfig, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
+        let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
+        let (row_blocks, node_blocks) = (|rows: usize| rows.div_ceil(BLOCK_Q), |room: usize| room / own_nodes + 1);
+        let AttentionShape { batch, queries, keys, .. } = *shape;
+        let mut words: Vec<[usize; 6]> = Vec::new();
+        match lengths {
+            Lengths::Full => {
+                return Ok(Blocks {
+                    rows: row_blocks(queries),
+                    nodes: node_blocks(keys),
+                    batch,
+                    sequences: batch,
+                    longest: keys,
+                    table: None,
+                    row_table: 0,
+                    node_table: 0,
+                });
+            }
+            Lengths::Packed { cu_seqlens_q, cu_seqlens_k } => {
+                if batch != 1 {
+                    return Err(Error::argument("batch", batch, "1 with packed sequences"));
+                }
+                let count = check_cumulative("cu_seqlens_q", cu_seqlens_q, queries)?;
+                if check_cumulative("cu_seqlens_k", cu_seqlens_k, keys)? != count {
+                    let got = format!("{} entries", cu_seqlens_k.len());
+                    return Err(Error::argument("cu_seqlens_k", got, format!("{}, as cu_seqlens_q", count + 1)));
+                }
+                for n in 0..count {
+                    let (queries, keys) =
+                        (cu_seqlens_q[n + 1] - cu_seqlens_q[n], cu_seqlens_k[n + 1] - cu_seqlens_k[n]);
+                    words.push([0, cu_seqlens_q[n], queries, cu_seqlens_k[n], keys, keys]);
+                }
+            }
+            Lengths::Cache { kv_lens } => {
+                if kv_lens.len() != batch {
+                    let got = format!("{} entries", kv_lens.len());
+                    return Err(Error::argument("kv_lens", got, format!("{batch}, one a sequence")));
+                }
+                if let Some(length) = kv_lens.iter().find(|length| **length > keys) {
+                    return Err(Error::argument("kv_lens", length, format!("at most the {keys} keys of the cache")));
+                }
+                words.extend(kv_lens.iter().enumerate().map(|(b, &length)| [b, 0, queries, 0, length, keys]));
+            }
+        }
+        let mut row_entries = Vec::new();
+        let mut node_entries = Vec::new();
+        for (sequence, &[_, _, queries, _, keys, room]) in words.iter().enumerate() {
+            for block in 0..row_blocks(queries) {
+                // What the last row of the block sees, but for a window.
+                let seen = if config.causal { ((block + 1) * BLOCK_Q + keys).saturating_sub(queries) } else { keys };
+                row_entries.push((seen.min(keys), [sequence, block]));
+            }
+            node_entries.extend((0..node_blocks(room)).map(|block| [sequence, block]));
+        }
+        // The longest first.
+        row_entries.sort_by_key(|&(seen, _)| std::cmp::Reverse(seen));
+        let rows = row_entries.iter().flat_map(|(_, entry)| entry);
+        let table = words.iter().flatten().chain(rows).chain(node_entries.iter().flatten());
+        // Never an empty buffer.
+        let table = table.chain(&[0]).map(|&word| word as u32).collect();
+        Ok(Blocks {
+            rows: row_entries.len(),
+            nodes: node_entries.len(),
+            batch: 1,
+            sequences: words.len(),
+            longest: words.iter().map(|words| words[4]).max().unwrap_or(0),
+            table: Some(table),
+            row_table: 6 * words.len(),
+            node_table: 6 * words.len() + 2 * row_entries.len(),
+        })
+    }
+
+    /// Workgroups that have rows.
+    pub fn row_tasks(&self, shape: &AttentionShape) -> u64 {
+        self.rows as u64 * shape.heads as u64 * self.batch as u64
+    }
+
+    /// Workgroups that have nodes.
+    pub fn node_tasks(&self, shape: &AttentionShape) -> u64 {
+        self.nodes as u64 * shape.kv_heads as u64 * self.batch as u64
+    }
+
+    /// What is compiled into every kernel that knows sequences.
+    pub fn constants(&self) -> (&'static str, u32) {
+        ("RAGGED", self.table.is_some().into())
+    }
+
+    /// The table on the device, if there is one.
+    pub fn upload(&self, gpu: &Gpu) -> Result<Option<BoundRange>> {
+        let Some(table) = &self.table else { return Ok(None) };
+        let bytes = bytemuck::cast_slice(table);
+        let buffer = gpu.allocate("lengths of sequences", bytes.len() as u64, Some(bytes))?;
+        Ok(Some(BoundRange::whole(&buffer)))
+    }
+}
+
+/// Takes a call apart so that the workspace of every piece can be bound; the pieces, and the bytes that suffice for each.
+pub(super) fn plan_pieces(
+    shape: &AttentionShape,
+    lengths: &Lengths,
+    bytes: impl Fn(&AttentionShape, &Lengths) -> Result<u64>,
+) -> Result<(Vec<Piece>, u64)> {
+    let of = |piece: &Piece| bytes(&shape.part(piece), &lengths.part(piece));
+    let pieces = Piece::whole(shape.batch, shape.kv_heads).split(&|piece| of(piece).map(drop))?;
+    let most = pieces.iter().map(of).try_fold(0, |most, bytes| Ok(bytes?.max(most)))?;
+    Ok((pieces, most))
+}
+
+/// A piece's part of a sink; of packed sequences every piece has all.
+pub(super) fn sink_part(
+    sink: &Option<TensorView>,
+    shape: &AttentionShape,
+    piece: &Piece,
+) -> Result<Option<TensorView>> {
+    let Some(sink) = sink else { return Ok(None) };
+    let heads = sink.narrow(1, piece.heads.start, piece.heads.len())?;
+    match is_shared(sink) || sink.shape()[0] != shape.batch {
+        true => Ok(Some(heads)),
+        false => heads.narrow(0, piece.batch.start, piece.batch.len()).map(Some),
+    }
+}
+
+/// Checks cumulative lengths; how many sequences there are.
+pub(crate) fn check_cumulative(name: &str, cumulative: &[usize], total: usize) -> Result<usize> {
+    let ends = (cumulative.first(), cumulative.last());
+    if ends != (Some(&0), Some(&total)) || !cumulative.is_sorted() {
+        let order = if cumulative.is_sorted() { "" } else { ", not sorted" };
+        let got = format!("{} entries from {:?} to {:?}{order}", cumulative.len(), ends.0, ends.1);
+        return Err(Error::argument(name, got, format!("cumulative lengths that rise from 0 to the {total} tokens")));
+    }
+    Ok(cumulative.len() - 1)
+}
+
 /// The tensors that either pass reads.
 pub(super) struct Operands<'a> {
     pub q: &'a TensorView,
@@ -114,10 +279,9 @@ pub(super) fn check_sizes(shape: &AttentionShape) -> Result<()> {
 }
 
 /// Elements that packed sinks and intervals of the largest kind take.
-pub(super) fn packed_elements(config: &AttentionConfig, shape: &AttentionShape) -> u64 {
-    let batch = shape.batch as u64;
-    let sinks = if config.sink == Sink::Given { batch.max(1) * shape.kv_heads as u64 } else { 0 };
-    let intervals = if config.method == Method::Continuous { batch * shape.keys as u64 } else { 0 };
+pub(super) fn packed_elements(config: &AttentionConfig, shape: &AttentionShape, sequences: usize) -> u64 {
+    let sinks = if config.sink == Sink::Given { sequences.max(1) as u64 * shape.kv_heads as u64 } else { 0 };
+    let intervals = if config.method == Method::Continuous { shape.batch as u64 * shape.keys as u64 } else { 0 };
     sinks.saturating_mul((config.head_dim + config.value_dim) as u64).saturating_add(intervals)
 }
 
@@ -127,18 +291,18 @@ impl<'a> Operands<'a> {
         &self,
         config: &AttentionConfig,
         shape: &AttentionShape,
-        limits: &wgpu::Limits,
+        sequences: usize,
     ) -> Result<Vec<(&'static str, &'a TensorView)>> {
         let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
-        self.q.check_stored("q", &[batch, heads, queries, config.head_dim], limits)?;
-        self.k.check_stored("k", &[batch, kv_heads, keys, config.head_dim], limits)?;
-        self.v.check_stored("v", &[batch, kv_heads, keys, config.value_dim], limits)?;
+        self.q.check_stored("q", &[batch, heads, queries, config.head_dim])?;
+        self.k.check_stored("k", &[batch, kv_heads, keys, config.head_dim])?;
+        self.v.check_stored("v", &[batch, kv_heads, keys, config.value_dim])?;
         let mut inputs = vec![("q", self.q), ("k", self.k), ("v", self.v)];
         for (name, sink, dim) in [("sink_k", self.sink_k, config.head_dim), ("sink_v", self.sink_v, config.value_dim)] {
             match (sink, config.sink == Sink::Given) {
                 (Some(sink), true) => {
-                    let sinks = if is_shared(sink) { 1 } else { batch };
-                    sink.check_stored(name, &[sinks, kv_heads, dim], limits)?;
+                    let sinks = if is_shared(sink) { 1 } else { sequences };
+                    sink.check_stored(name, &[sinks, kv_heads, dim])?;
                     inputs.push((name, sink));
                 }
                 (None, true) => return Err(Error::argument(name, "none", "a tensor, since the sink is Sink::Given")),
@@ -153,7 +317,7 @@ impl<'a> Operands<'a> {
             if config.method == Method::Softmax {
                 return Err(Error::argument("intervals", "a tensor", "none with Method::Softmax"));
             }
-            intervals.check("intervals", &[batch, keys], limits)?;
+            intervals.check("intervals", &[batch, keys])?;
             inputs.push(("intervals", intervals));
         }
         Ok(inputs)
@@ -183,6 +347,7 @@ impl<'a> Operands<'a> {
         &self,
         config: &AttentionConfig,
         shape: &AttentionShape,
+        blocks: &Blocks,
         limits: &wgpu::Limits,
         packed: Packed,
     ) -> AttentionParams {
@@ -198,7 +363,13 @@ impl<'a> Operands<'a> {
             k: self.k.layout(limits),
             v: self.v.layout(limits),
             batch: batch as u32,
-            row_blocks: queries.div_ceil(BLOCK_Q) as u32,
+            row_blocks: blocks.rows as u32,
+            row_tasks: blocks.row_tasks(shape) as u32,
+            node_blocks: blocks.nodes as u32,
+            node_tasks: blocks.node_tasks(shape) as u32,
+            row_table: blocks.row_table as u32,
+            node_table: blocks.node_table as u32,
+            splits: 1,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
             group: shape.group() as u32,
@@ -207,7 +378,6 @@ impl<'a> Operands<'a> {
             head_dim: config.head_dim as u32,
             value_dim: config.value_dim as u32,
             causal: u32::from(config.causal),
-            alignment: keys as i32 - queries as i32,
             window: config.window.map_or(keys + 1, |window| (window - lone).min(keys + 1)) as i32,
             first_node: i32::from(config.sink == Sink::None),
             sink: match config.sink {

@@ -245,13 +245,13 @@ impl EflaBackwardPlan {
             ("d_out", &tensors.d_out, &value_shape),
         ] {
             match name {
-                "beta" => view.check(name, shape, limits)?,
-                _ => view.check_stored(name, shape, limits)?,
+                "beta" => view.check(name, shape)?,
+                _ => view.check_stored(name, shape)?,
             }
             inputs.push((name, view));
         }
         if let Some(log_decay) = &tensors.log_decay {
-            log_decay.check("log_decay", &beta_shape, limits)?;
+            log_decay.check("log_decay", &beta_shape)?;
             inputs.push(("log_decay", log_decay));
         }
         let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
@@ -263,13 +263,13 @@ impl EflaBackwardPlan {
             ("d_beta", &tensors.d_beta, &beta_shape),
         ] {
             match name {
-                "d_beta" => view.check_output(name, shape, limits)?,
-                _ => view.check_stored_output(name, shape, limits)?,
+                "d_beta" => view.check_output(name, shape)?,
+                _ => view.check_stored_output(name, shape)?,
             }
             outputs.push((name, view));
         }
         if let Some(d_log_decay) = &tensors.d_log_decay {
-            d_log_decay.check_output("d_log_decay", &beta_shape, limits)?;
+            d_log_decay.check_output("d_log_decay", &beta_shape)?;
             outputs.push(("d_log_decay", d_log_decay));
         }
         let state =
@@ -279,7 +279,7 @@ impl EflaBackwardPlan {
             after: ("d_initial_state", tensors.d_initial_state.as_ref()),
         };
         for ends in [&state, &d_state] {
-            ends.check(&state_shape, limits)?;
+            ends.check(&state_shape)?;
             inputs.extend(ends.input());
             outputs.extend(ends.output());
         }
@@ -348,7 +348,7 @@ impl EflaBackwardPlan {
         // The parts of d_log_decay are the last 4 of a token's elements.
         let tokens = sizes.elements(&[sizes.tokens]);
         let parts = [(GATED_ELEMENTS - 4) * tokens, value_heads as u64 * sizes.tokens, 4, tokens];
-        reduce(gpu, &mut call, tensors.d_log_decay.as_ref(), &self.scratch.gates.of(&workspace), parts)?;
+        reduce(gpu, &mut call, tensors.d_log_decay.as_ref(), &self.scratch.gates.of(&workspace), parts, false)?;
         Ok(call)
     }
 }

@@ -209,6 +209,42 @@ pub fn merge(a: &Output, b: &Output, value_dim: usize) -> Result<Output> {
     Ok(merged)
 }
 
+/// Gradients of Σ d_out·out + Σ d_lse·lse of a [`merge`]: of a's and of b's out and lse.
+///
+/// With w_j = e^{lse_j − lse}: ∂lse/∂lse_j = w_j and ∂out/∂lse_j = w_j (out_j − out), hence d_out_j = w_j d_out and
+/// d_lse_j = w_j (d_out·(out_j − out) + d_lse). Where both lse are −∞, out is a plain sum: d_out_a = d_out_b = d_out, and
+/// d_lse_j = 0.
+///
+/// Errors: as [`merge`], and the same for `d_out` and `d_lse`, which have the shapes of out and lse.
+pub fn merge_backward(
+    a: &Output,
+    b: &Output,
+    value_dim: usize,
+    d_out: &[f64],
+    d_lse: Option<&[f64]>,
+) -> Result<[Output; 2]> {
+    let merged = merge(a, b, value_dim)?;
+    let rows = merged.lse.len();
+    check_tensor("d_out", d_out, &[rows, value_dim])?;
+    if let Some(d_lse) = d_lse {
+        check_tensor("d_lse", d_lse, &[rows])?;
+    }
+    Ok([a, b].map(|side| {
+        let mut gradient = Output { out: vec![0.0; d_out.len()], lse: vec![0.0; rows] };
+        for row in 0..rows {
+            let d_out = part(d_out, row, value_dim);
+            let nothing = merged.lse[row] == f64::NEG_INFINITY;
+            let weight = if nothing { 1.0 } else { (side.lse[row] - merged.lse[row]).exp() };
+            add_scaled(part_mut(&mut gradient.out, row, value_dim), weight, d_out);
+            if !nothing && weight > 0.0 {
+                let along = dot(d_out, part(&side.out, row, value_dim)) - dot(d_out, part(&merged.out, row, value_dim));
+                gradient.lse[row] = weight * (along + d_lse.map_or(0.0, |d_lse| d_lse[row]));
+            }
+        }
+        gradient
+    }))
+}
+
 /// The largest |scale·q·k_i| over all rows and the nodes each of them sees; 0 if there are none.
 ///
 /// A logit's own rounding is of size ε·|a|, so this is what an error bound for lower precision scales with.

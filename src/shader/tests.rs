@@ -6,8 +6,10 @@ use naga::{AddressSpace, StorageAccess, TypeInner};
 
 use super::{Constants, Format, Kernel, Role, Variant, compose};
 use crate::attention::{self, AttentionConfig, Method};
+use crate::copy;
 use crate::efla::{self, Form};
 use crate::gpu::{MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES};
+use crate::rotary;
 use crate::tensor::DType;
 
 type Compiled = (&'static Kernel, Constants);
@@ -16,17 +18,27 @@ type Compiled = (&'static Kernel, Constants);
 fn kernels() -> Vec<Compiled> {
     let mut kernels: Vec<Compiled> = vec![
         (&attention::operands::PACK, vec![]),
+        (&attention::forward::COMBINE, vec![]),
         (&attention::backward::ROWS, vec![]),
         (&attention::backward::REDUCE, vec![]),
+        (&attention::merge::FORWARD, vec![]),
+        (&attention::merge::BACKWARD, vec![]),
+        (&copy::COPY, vec![]),
+        (&rotary::ROTARY, vec![]),
     ];
     let dims = [32, 64, 96, 128, 160, 192, 224, 256];
     for method in [Method::Continuous, Method::Softmax] {
         for value_dim in dims {
-            kernels.push((&attention::forward::FORWARD, attention::forward::constants(method, value_dim)));
+            for (ragged, split) in [(0, false), (0, true), (1, true)] {
+                let constants = attention::forward::constants(method, value_dim, ("RAGGED", ragged), split);
+                kernels.push((&attention::forward::FORWARD, constants));
+            }
             for head_dim in dims {
                 let config = AttentionConfig { head_dim, value_dim, method, ..Default::default() };
                 for kernel in [&attention::backward::OUTPUTS, &attention::backward::DQ, &attention::backward::DKV] {
-                    kernels.push((kernel, attention::backward::constants(&config)));
+                    for ragged in [0, 1] {
+                        kernels.push((kernel, attention::backward::constants(&config, ("RAGGED", ragged))));
+                    }
                 }
             }
         }
@@ -64,7 +76,7 @@ fn declarations_match_the_host() {
 
 /// A variant whose stored bindings all have one format.
 fn variant(kernel: &'static Kernel, constants: Constants, writable_inputs: u32, format: Format) -> Variant {
-    let formats = kernel.bindings.iter().map(|binding| if binding.stored { format } else { Format::default() });
+    let formats = kernel.bindings.iter().map(|binding| if binding.is_stored() { format } else { Format::default() });
     Variant { kernel, constants, writable_inputs, formats: formats.collect() }
 }
 
@@ -129,7 +141,7 @@ fn every_binding_is_used() {
     for (kernel, _) in kernels() {
         for binding in kernel.bindings {
             // A stored binding is reached through its functions only.
-            let name = format!("{}{}", binding.name, if binding.stored { "_" } else { "[" });
+            let name = format!("{}{}", binding.name, if binding.is_stored() { "_" } else { "[" });
             let used = kernel.files.iter().any(|file| file.text.contains(&name));
             assert!(used, "{}: {} is bound and not used", kernel.name, binding.name);
         }

@@ -194,6 +194,8 @@ fn threads_share_a_device() {
     is_send_and_sync::<Gpu>();
     is_send_and_sync::<Attention>();
     is_send_and_sync::<Efla>();
+    is_send_and_sync::<continuous_attention::Rotary>();
+    is_send_and_sync::<continuous_attention::Merge>();
     is_send_and_sync::<continuous_attention::Call>();
     std::thread::scope(|scope| {
         for seed in 0..4 {

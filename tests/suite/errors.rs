@@ -9,7 +9,7 @@ use crate::harness::{AttentionCase, EflaCase, Guarded, gpu, rng};
 
 /// Fails unless `result` is an error about `argument` whose message holds every one of `words`.
 #[track_caller]
-fn refused<T>(result: Result<T>, argument: &str, words: &[&str]) {
+pub fn refused<T>(result: Result<T>, argument: &str, words: &[&str]) {
     let error = match result {
         Ok(_) => panic!("{argument}: not refused ({words:?})"),
         Err(error) => error,
@@ -186,7 +186,7 @@ const EFLA_SLOTS: [EflaSlot; 7] = [
 ];
 
 /// Buffers that are too small, of the wrong shape or usage or device, with what the refusal has to say.
-fn bad_views(good: &TensorView) -> Vec<(TensorView, Vec<String>)> {
+pub fn bad_views(good: &TensorView) -> Vec<(TensorView, Vec<String>)> {
     let gpu = gpu();
     let shape = good.shape().to_vec();
     let elements: usize = shape.iter().product();

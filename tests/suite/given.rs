@@ -32,6 +32,7 @@ fn every_case_comes_out_as_expected() {
                     sink_v: input("sink_v"),
                     sink_batch: if config.sink == Sink::Given { case.inputs["sink_k"].shape[0] } else { 1 },
                     intervals: input("intervals"),
+                    lengths: Default::default(),
                 };
                 let got = call.run();
                 judge(&case.file, "out", &got.out, &expected("out"), call.limit());

@@ -7,11 +7,14 @@
 mod harness;
 
 mod attention_backward;
+mod attention_merge;
 mod attention_numerics;
 mod attention_options;
 mod causality;
 mod composition;
 mod configurations;
+mod copy;
+mod decoding;
 mod devices;
 mod efla_backward;
 mod efla_gated;
@@ -20,3 +23,5 @@ mod efla_options;
 mod errors;
 mod given;
 mod nan;
+mod rotary;
+mod sizes;

@@ -1,7 +1,10 @@
 //! Attention against quadrature of the integral, finite differences, and the properties it must have.
 
 use super::{assert_close, assert_near, differences, random};
-use crate::reference::attention::{Gradients, Inputs, Output, backward, forward, largest_logit, merge, visible_nodes};
+use crate::reference::attention::{
+    Gradients, Inputs, Output, backward, forward, largest_logit, merge, merge_backward, visible_nodes,
+};
+use crate::reference::support::dot;
 use crate::{AttentionConfig, AttentionShape, Error, Method, Sink};
 
 /// A call with its tensors.
@@ -376,6 +379,62 @@ fn merge_of_nothing_and_of_wrong_lengths() {
     assert!(merge(&some, &Output { out: vec![5.0], ..some.clone() }, 2).is_err());
     assert!(merge(&some, &Output { lse: vec![f64::NAN], ..some.clone() }, 2).is_err());
     assert!(merge(&some, &Output { lse: vec![f64::INFINITY], ..some.clone() }, 2).is_err());
+}
+
+/// Six rows: lse of either side near the other, far above, far below, and −∞ on one side or both.
+fn sides(rng: &mut fastrand::Rng) -> [Output; 2] {
+    let none = f64::NEG_INFINITY;
+    let lse = [[0.3, 90.0, -8.0, none, 2.0, none], [-0.2, 88.5, -5.0, 1.0, none, none]];
+    lse.map(|lse| Output { out: random(rng, 6 * 3, 1.5), lse: lse.to_vec() })
+}
+
+#[test]
+fn gradients_of_merge_are_differences() {
+    let mut rng = fastrand::Rng::with_seed(21);
+    let [a, b] = sides(&mut rng);
+    let d_out = random(&mut rng, 6 * 3, 1.0);
+    for d_lse in [None, Some(random(&mut rng, 6, 1.0))] {
+        let loss = |a: &Output, b: &Output| {
+            let merged = merge(a, b, 3).unwrap();
+            let lse = merged.lse.iter().enumerate().filter(|(_, lse)| lse.is_finite());
+            dot(&d_out, &merged.out)
+                + lse.map(|(row, lse)| d_lse.as_ref().map_or(0.0, |d_lse| d_lse[row] * lse)).sum::<f64>()
+        };
+        let [d_a, d_b] = merge_backward(&a, &b, 3, &d_out, d_lse.as_deref()).unwrap();
+        let with = |side: &Output, out: Option<&[f64]>, lse: Option<&[f64]>| Output {
+            out: out.unwrap_or(&side.out).to_vec(),
+            lse: lse.unwrap_or(&side.lse).to_vec(),
+        };
+        let never = |_| false;
+        assert_near("d_out_a", &d_a.out, &differences(&a.out, never, |x| loss(&with(&a, Some(x), None), &b)));
+        assert_near("d_out_b", &d_b.out, &differences(&b.out, never, |x| loss(&a, &with(&b, Some(x), None))));
+        // Steps from −∞ lead nowhere: the difference is 0 there, as the gradient has to be.
+        assert_near("d_lse_a", &d_a.lse, &differences(&a.lse, never, |x| loss(&with(&a, None, Some(x)), &b)));
+        assert_near("d_lse_b", &d_b.lse, &differences(&b.lse, never, |x| loss(&a, &with(&b, None, Some(x)))));
+    }
+}
+
+#[test]
+fn gradients_of_merge_at_the_ends() {
+    let mut rng = fastrand::Rng::with_seed(22);
+    let [a, b] = sides(&mut rng);
+    let (d_out, d_lse) = (random(&mut rng, 6 * 3, 1.0), random(&mut rng, 6, 1.0));
+    let [d_a, d_b] = merge_backward(&a, &b, 3, &d_out, Some(&d_lse)).unwrap();
+    // Only b, only a, neither.
+    assert_eq!((&d_a.out[9..12], &d_b.out[9..12]), (&[0.0; 3][..], &d_out[9..12]));
+    assert_eq!((&d_a.out[12..15], &d_b.out[12..15]), (&d_out[12..15], &[0.0; 3][..]));
+    assert_eq!((&d_a.out[15..], &d_b.out[15..]), (&d_out[15..], &d_out[15..]));
+    assert_eq!((&d_a.lse[3..], &d_b.lse[3..]), (&[0.0, d_lse[4], 0.0][..], &[d_lse[3], 0.0, 0.0][..]));
+    // A weight of e^{−10⁴} is none.
+    let far = Output { lse: a.lse.iter().map(|lse| lse - 1e4).collect(), ..a.clone() };
+    let [d_far, d_b] = merge_backward(&far, &b, 3, &d_out, Some(&d_lse)).unwrap();
+    assert_eq!((&d_far.out[..3], d_far.lse[0]), (&[0.0; 3][..], 0.0));
+    assert_eq!((&d_b.out[..3], d_b.lse[0]), (&d_out[..3], d_lse[0]));
+
+    assert!(merge_backward(&a, &b, 3, &d_out[1..], None).is_err());
+    assert!(merge_backward(&a, &b, 3, &d_out, Some(&d_lse[1..])).is_err());
+    assert!(merge_backward(&a, &b, 2, &d_out, None).is_err());
+    assert!(merge_backward(&a, &b, 3, &[f64::NAN; 18], None).is_err());
 }
 
 /// Which nodes rows see, from the words of the definition.

@@ -4,6 +4,7 @@ mod attention;
 #[cfg(feature = "cases")]
 mod cases;
 mod efla;
+mod rotary;
 
 /// `count` numbers, uniform in ±`size`.
 fn random(rng: &mut fastrand::Rng, count: usize, size: f64) -> Vec<f64> {

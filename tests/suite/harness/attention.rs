@@ -2,7 +2,7 @@
 
 use continuous_attention::reference::attention::{Inputs, Output, forward, largest_logit};
 use continuous_attention::reference::compare::attention_factor;
-use continuous_attention::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Gpu, Method, Sink};
+use continuous_attention::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Gpu, Lengths, Method, Sink};
 
 use super::{Guarded, forward_limit, gpu, input, judge, normal, submit, widen};
 
@@ -19,6 +19,8 @@ pub struct AttentionCase {
     pub sink_v: Option<Vec<f32>>,
     pub sink_batch: usize,
     pub intervals: Option<Vec<f32>>,
+    /// The reference knows [`Lengths::Full`] only.
+    pub lengths: Lengths,
 }
 
 /// What a call wrote.
@@ -43,6 +45,7 @@ impl AttentionCase {
             sink_v: given.then(|| normal(rng, kv_heads * config.value_dim)),
             sink_batch: 1,
             intervals: None,
+            lengths: Lengths::Full,
         }
     }
 
@@ -109,7 +112,7 @@ impl AttentionCase {
     }
 
     fn try_run_on(&self, gpu: &Gpu) -> continuous_attention::Result<AttentionOutput> {
-        let plan = Attention::new(gpu, self.config)?.plan(&self.shape)?;
+        let plan = Attention::new(gpu, self.config)?.plan_ragged(&self.shape, &self.lengths)?;
         let out = Guarded::new(gpu, Guarded::ODD, &self.out_shape());
         let lse = Guarded::new(gpu, Guarded::ODD + 2, &self.lse_shape());
         let workspace = Guarded::new(gpu, Guarded::ALIGNED, &[(plan.workspace_bytes() / 4) as usize]);
@@ -138,6 +141,7 @@ impl AttentionCase {
             intervals: optional(&self.intervals, &[batch, keys], 3),
             out: out.view(),
             lse: None,
+            lengths: self.lengths.clone(),
             workspace: None,
         }
     }

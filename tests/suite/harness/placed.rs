@@ -75,9 +75,13 @@ impl Place {
 
     /// Full of NaN, between guards of a value of their own.
     pub fn output(&self, gpu: &Gpu) -> Placed {
+        self.holding(gpu, &vec![f32::NAN; self.elements()])
+    }
+
+    /// As [`Place::output`], but holding `values`, which are both read and overwritten.
+    pub fn holding(&self, gpu: &Gpu, values: &[f32]) -> Placed {
         let guards = (0..self.length()).map(|at| guard(self.dtype, at)).collect();
-        let tensor = self.fill(gpu, guards, &vec![f32::NAN; self.elements()]);
-        Placed { tensor, place: self.clone() }
+        Placed { tensor: self.fill(gpu, guards, values), place: self.clone() }
     }
 
     /// Elements of the buffer: what a kernel without a bound would touch too.
