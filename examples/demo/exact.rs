@@ -135,6 +135,7 @@ impl Wide<'_> {
             k: self.needed("k"),
             v: self.needed("v"),
             beta: self.needed("beta"),
+            log_decay: self.get("log_decay"),
             initial_state: self.get("initial_state"),
         }
     }

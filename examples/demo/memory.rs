@@ -159,6 +159,7 @@ impl Inputs {
                 k: &k[key],
                 v: &v[token..=token],
                 beta: &beta[token..=token],
+                log_decay: None,
                 initial_state: Some(&state),
             };
             state = efla::forward(config, &shape, &inputs)?.final_state;

@@ -6,8 +6,9 @@
 //! * `op` = `continuous_attention`: inputs q, k, v, optionally sink_k, sink_v, intervals, d_out, d_lse; results out,
 //!   lse, d_q, d_k, d_v, d_sink_k, d_sink_v, d_intervals; keys `causal`, `sink`, `scale`, `window`.
 //! * `op` = `softmax_attention`: the same without sinks and intervals.
-//! * `op` = `efla`: inputs q, k, v, beta, optionally initial_state, d_out, d_final_state; results out, final_state,
-//!   d_q, d_k, d_v, d_beta, d_initial_state; keys `integrator`, `normalize_q`, `normalize_k`, `scale`, `chunk`, `form`.
+//! * `op` = `efla`: inputs q, k, v, beta, optionally log_decay (which makes it gated), initial_state, d_out,
+//!   d_final_state; results out, final_state, d_q, d_k, d_v, d_beta, d_log_decay, d_initial_state; keys `integrator`,
+//!   `normalize_q`, `normalize_k`, `scale`, `chunk`, `form`.
 //!
 //! The gradients, d_lse and d_final_state need d_out beside them.
 //!
@@ -364,7 +365,8 @@ fn efla(mut keys: Keys, inputs: &Tensors) -> Result<(Operation, Vec<Slot>, Vec<S
     let _: [usize; 4] = sizes(inputs, "k", K)?;
     let [_, value_heads, _, value_dim] = sizes(inputs, "v", V)?;
     let _: [usize; 3] = sizes(inputs, "beta", BETA)?;
-    let config = EflaConfig { key_dim, value_dim, integrator, normalize_q, normalize_k, scale, chunk, form };
+    let gated = inputs.contains_key("log_decay");
+    let config = EflaConfig { key_dim, value_dim, integrator, normalize_q, normalize_k, scale, chunk, form, gated };
     let shape = EflaShape { batch, heads, value_heads, tokens };
     config.validate()?;
     shape.validate()?;
@@ -378,6 +380,7 @@ fn efla(mut keys: Keys, inputs: &Tensors) -> Result<(Operation, Vec<Slot>, Vec<S
         slot("k", K, &k),
         slot("v", V, &v),
         slot("beta", BETA, &beta),
+        slot("log_decay", BETA, &beta),
         slot("initial_state", STATE, &state),
         slot("d_out", V, &v),
         slot("d_final_state", STATE, &state).only_if(has_grad, GRAD_ONLY),
@@ -389,6 +392,7 @@ fn efla(mut keys: Keys, inputs: &Tensors) -> Result<(Operation, Vec<Slot>, Vec<S
         slot("d_k", K, &k).only_if(has_grad, GRAD_ONLY),
         slot("d_v", V, &v).only_if(has_grad, GRAD_ONLY),
         slot("d_beta", BETA, &beta).only_if(has_grad, GRAD_ONLY),
+        slot("d_log_decay", BETA, &beta).only_if(gated, "log_decay beside it").only_if(has_grad, GRAD_ONLY),
         slot("d_initial_state", STATE, &state).only_if(has_grad, GRAD_ONLY),
     ];
     Ok((Operation::Efla { config, shape }, input_slots, result_slots))
