@@ -187,11 +187,13 @@ pub(super) fn state_workgroups(sizes: &Sizes) -> u64 {
     sizes.sequences * state_blocks(sizes)
 }
 
-/// A validated forward call of given sizes, from [`Efla::plan`].
+/// A validated forward call of given sizes, from [`Efla::plan`] or [`Efla::plan_step`].
 #[derive(Debug, Clone)]
 pub struct EflaPlan {
     efla: Efla,
     shape: EflaShape,
+    /// Whether the call demands both ends of the state.
+    step: bool,
     sizes: Sizes,
     workspace: WorkspaceLayout,
     scratch: Scratch,
@@ -212,7 +214,13 @@ impl EflaPlan {
         let scratch = Scratch::reserve(&mut workspace, &sizes, sizes.elements(&[sizes.tokens, gate_elements]))?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        Ok(EflaPlan { efla: efla.clone(), shape: *shape, sizes, workspace, scratch, spare })
+        Ok(EflaPlan { efla: efla.clone(), shape: *shape, step: false, sizes, workspace, scratch, spare })
+    }
+
+    pub(super) fn step(efla: &Efla, shape: &EflaShape) -> Result<Self> {
+        let mut efla = efla.clone();
+        efla.config.form = Form::Recurrent;
+        Ok(EflaPlan { step: true, ..Self::new(&efla, shape)? })
     }
 
     /// Bytes of device memory a call needs besides its tensors.
@@ -224,7 +232,8 @@ impl EflaPlan {
     ///
     /// # Errors
     /// [`Error::Argument`] for a tensor of the wrong shape, in a buffer that is too small or lacks usage STORAGE, or
-    /// whose output overlaps another tensor (only final_state may be the very range of initial_state);
+    /// whose output overlaps another tensor (only final_state may be the very range of initial_state), and for a state
+    /// that a step lacks;
     /// [`Error::Limit`] for one over the device's limits; [`Error::Gpu`] when the graphics stack refuses a buffer or
     /// a pipeline.
     pub fn bind(&self, tensors: &EflaTensors) -> Result<Call> {
@@ -249,6 +258,13 @@ impl EflaPlan {
             before: ("initial_state", tensors.initial_state.as_ref()),
             after: ("final_state", tensors.final_state.as_ref()),
         };
+        if self.step {
+            for (name, end) in [state.before, state.after] {
+                if end.is_none() {
+                    return Err(Error::argument(name, "none", "a tensor, since a step carries a state on"));
+                }
+            }
+        }
         state.check(&state_shape)?;
         let mut inputs = vec![("q", &tensors.q), ("k", &tensors.k), ("v", &tensors.v), ("beta", &tensors.beta)];
         inputs.extend(tensors.log_decay.as_ref().map(|view| ("log_decay", view)));

@@ -60,7 +60,7 @@ pub enum Form {
     /// Chunks in parallel: prefill, training.
     #[default]
     Chunked,
-    /// Token by token from a resident state: decoding.
+    /// Token by token from a resident state: decoding, for which [`Efla::step`] takes it by itself.
     Recurrent,
 }
 
@@ -318,6 +318,7 @@ impl EflaGradients {
 /// [module](self) derives it.
 ///
 /// Cheap to clone. [`Efla::plan`] → [`EflaPlan::bind`] → [`Call::record`](crate::Call::record), or [`Efla::forward`].
+/// Decoding goes on from the state that a forward call left, with [`Efla::plan_step`] or [`Efla::step`].
 #[derive(Debug, Clone)]
 pub struct Efla {
     gpu: Gpu,
@@ -370,6 +371,25 @@ impl Efla {
     /// As [`Efla::plan`] and [`EflaPlan::bind`]; nothing is recorded then.
     pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaTensors) -> Result<()> {
         self.plan(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        Ok(())
+    }
+
+    /// As [`Efla::plan`] for decoding: one or a few tokens, walked in the recurrent form whatever the operator's own. The
+    /// call demands `initial_state` and `final_state`: one range, so that a bound call can be recorded for every token, or
+    /// two, so that the state before is kept. Its kernel is compiled when a first one is bound.
+    ///
+    /// # Errors
+    /// As [`Efla::plan`].
+    pub fn plan_step(&self, shape: &EflaShape) -> Result<EflaPlan> {
+        EflaPlan::step(self, shape)
+    }
+
+    /// Plans, binds and records a step in a compute pass of its own: see [`Efla::plan_step`].
+    ///
+    /// # Errors
+    /// As [`Efla::plan_step`] and [`EflaPlan::bind`]; nothing is recorded then.
+    pub fn step(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaTensors) -> Result<()> {
+        self.plan_step(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 
