@@ -338,8 +338,7 @@ fn decoding_in_place() {
     let case = judged(config(Integrator::Exact), tokens(20), &mut rng).with_decay(|| 0.2);
     let case = case.with_initial_state(&mut rng);
     let want = case.reference();
-    let config = EflaConfig { form: Form::Recurrent, ..case.config };
-    let plan = Efla::new(gpu(), config).unwrap().plan(&EflaShape { tokens: 1, ..case.shape }).unwrap();
+    let plan = Efla::new(gpu(), case.config).unwrap().plan_step(&EflaShape { tokens: 1, ..case.shape }).unwrap();
     let upload = |values: &[f32]| gpu().upload(values, &[values.len()]).unwrap();
     let [q, k, v, beta] = [&case.q, &case.k, &case.v, &case.beta].map(|x| upload(x));
     let log_decay = upload(case.log_decay.as_ref().unwrap());
