@@ -227,7 +227,8 @@ fn efla(gpu: &Gpu, draw: &mut impl FnMut() -> f32) -> Result<Vec<String>> {
     let copy = |from: &Tensor, to: &Tensor| submit(gpu, |encoder| Ok(gpu.copy(encoder, &from.view(), &to.view())?));
 
     let [q64, k64, v64, beta64] = [&q, &k, &v, &beta].map(Input::float64);
-    let inputs = reference::efla::Inputs { q: &q64, k: &k64, v: &v64, beta: &beta64, initial_state: None };
+    let inputs =
+        reference::efla::Inputs { q: &q64, k: &k64, v: &v64, beta: &beta64, log_decay: None, initial_state: None };
     let shape = EflaShape { batch: BATCH, heads: HEADS, value_heads: HEADS, tokens: TOKENS };
     let float64 = reference::efla::forward(&config, &shape, &inputs)?.out;
     decode("EFLA", step, || copy(&state, &saved), || copy(&saved, &state), &one_pass, &float64)

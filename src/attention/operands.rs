@@ -6,7 +6,7 @@ use crate::gpu::Gpu;
 use crate::kernel::{BoundRange, Call, params_buffer};
 use crate::piece::Piece;
 use crate::shader::{Kernel, input, params, wgsl, workspace};
-use crate::tensor::{TensorView, check_longest};
+use crate::tensor::{TensorView, check_cumulative, check_longest};
 
 params! {
     /// Parameters of every attention kernel; the vectors are [`TensorView::layout`]s.
@@ -209,10 +209,7 @@ impl Blocks {
 
     /// The table on the device, if there is one.
     pub fn upload(&self, gpu: &Gpu) -> Result<Option<BoundRange>> {
-        let Some(table) = &self.table else { return Ok(None) };
-        let bytes = bytemuck::cast_slice(table);
-        let buffer = gpu.allocate("lengths of sequences", bytes.len() as u64, Some(bytes))?;
-        Ok(Some(BoundRange::whole(&buffer)))
+        self.table.as_ref().map(|table| gpu.table(table)).transpose()
     }
 }
 
@@ -240,17 +237,6 @@ pub(super) fn sink_part(
         true => Ok(Some(heads)),
         false => heads.narrow(0, piece.batch.start, piece.batch.len()).map(Some),
     }
-}
-
-/// Checks cumulative lengths; how many sequences there are.
-pub(crate) fn check_cumulative(name: &str, cumulative: &[usize], total: usize) -> Result<usize> {
-    let ends = (cumulative.first(), cumulative.last());
-    if ends != (Some(&0), Some(&total)) || !cumulative.is_sorted() {
-        let order = if cumulative.is_sorted() { "" } else { ", not sorted" };
-        let got = format!("{} entries from {:?} to {:?}{order}", cumulative.len(), ends.0, ends.1);
-        return Err(Error::argument(name, got, format!("cumulative lengths that rise from 0 to the {total} tokens")));
-    }
-    Ok(cumulative.len() - 1)
 }
 
 /// The tensors that either pass reads.
