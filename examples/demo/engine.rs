@@ -130,6 +130,7 @@ fn efla(gpu: &Gpu, case: &Case, config: &EflaConfig, shape: &EflaShape) -> Resul
     let state = [batch, value_heads, config.key_dim, config.value_dim];
     let mut results = Results::new(gpu);
     let tensors = EflaTensors {
+        log_decay: input(gpu, case, "log_decay")?,
         initial_state: input(gpu, case, "initial_state")?,
         final_state: Some(results.add("final_state", &state)?),
         ..EflaTensors::new(
@@ -149,6 +150,7 @@ fn efla(gpu: &Gpu, case: &Case, config: &EflaConfig, shape: &EflaShape) -> Resul
                 .map(|(name, of)| results.add(name, of.shape()));
         let gradients = EflaGradients {
             d_final_state: input(gpu, case, "d_final_state")?,
+            d_log_decay: tensors.log_decay.as_ref().map(|of| results.add("d_log_decay", of.shape())).transpose()?,
             d_initial_state: Some(results.add("d_initial_state", &state)?),
             ..EflaGradients::new(&tensors, d_out, [d_q?, d_k?, d_v?, d_beta?])
         };

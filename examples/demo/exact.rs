@@ -88,6 +88,7 @@ fn compute_efla(config: &EflaConfig, shape: &EflaShape, wide: &Wide) -> Result<R
             ("d_beta", wide.shape("beta"), gradients.d_beta),
             ("d_initial_state", state, gradients.d_initial_state),
         ]);
+        results.extend(config.gated.then(|| ("d_log_decay", wide.shape("log_decay"), gradients.d_log_decay)));
     }
     Ok(results)
 }

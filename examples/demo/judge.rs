@@ -47,7 +47,7 @@ impl Limits {
 
     fn limit(&self, tensor: &str) -> f64 {
         let quantity = match tensor {
-            "d_beta" => Quantity::BetaGradient,
+            "d_beta" | "d_log_decay" => Quantity::BetaGradient,
             _ if tensor.starts_with("d_") => Quantity::Gradient,
             _ => Quantity::Forward,
         };

@@ -316,7 +316,11 @@ fn wrong_tensors() {
         "initial_state: got shape [2, 4, 7, 5], needed [2, 4, 5, 7] = [B, H_v, D_k, D_v]",
     );
     efla(&[("d_final_state", &[2, 4, 5, 7])], "d_final_state: got a tensor, needed d_out beside it");
-    let names = "q, k, v, beta, initial_state, d_out, d_final_state";
+    efla(
+        &[("d_out", &[2, 4, 3, 7]), ("expected.d_log_decay", &[2, 4, 3])],
+        "expected.d_log_decay: got a tensor, needed log_decay beside it",
+    );
+    let names = "q, k, v, beta, log_decay, initial_state, d_out, d_final_state";
     efla(&[("d_lse", &[2, 4, 3])], &format!("d_lse: got a tensor of that name, needed one of {names}"));
 }
 

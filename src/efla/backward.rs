@@ -19,10 +19,41 @@
 //! | efla_backward_replay | states = S |
 //! | efla_backward_read (keys) | w −= c·SY |
 //! | efla_backward_sum (keys) | d_k |
+//! | reduce | d_log_decay, if asked for |
 //!
 //! Since Y = Tᵀ(dV_new from within + K̂ dS') and dS = dS' + scale·QᵀdO − (γK̂)ᵀY, the reverse scan has the form of the
 //! forward one and is the same kernel text. S and dS' take turns in one matrix a chunk: the scan that brings S back has
 //! V_new to go by and costs half of the first.
+//!
+//! # With decay
+//!
+//! D, G and E of the [module's](super) chunks stand in everything above: what token s reads of writer j comes times D_{sj},
+//! what it reads of S times G_s, what j writes into the state after the chunk times E_j = D_{Cj}, and S itself arrives
+//! there times G_C. P is what a key finds after its token's decay, α' stands for α where a value is written.
+//!
+//! ```text
+//! P = diag(G) K̂S + strict_lower(D ∘ K̂K̂ᵀ)V_new         X = diag(α')V − diag(α|k|)P
+//! dV_new = scale·lower_incl(D ∘ QK̂ᵀ)ᵀdO + diag(E) K̂ dS'  Y = Tᵀ dV_new        d_v = c'Y
+//! d_Q = scale (diag(G) dO Sᵀ + lower_incl(D ∘ dO V_newᵀ)K̂)
+//! SY = diag(G) Y Sᵀ + strict_lower(D ∘ Y V_newᵀ)K̂
+//! GX = scale·lower_incl(D ∘ dO Xᵀ)ᵀQ + diag(E) X dS'ᵀ − strict_lower(D ∘ Y Xᵀ)ᵀ(γK̂)
+//! d_k = GX − α|k|·SY + 2k̂ (h'(Y·v) − h|k|(Y·P))        d_β = |k| (∂α'/∂β (Y·v) − |k| ∂α/∂β (Y·P))
+//! dS = G_C dS' + scale (diag(G) Q)ᵀdO − (γG K̂)ᵀY
+//! ```
+//!
+//! A decay at token t multiplies all that a reader at t or later takes from a writer before t: queries and keys of this
+//! chunk, or dS' for all later ones, from tokens of this chunk, or from S for all earlier ones. So
+//!
+//! ```text
+//! d_log_decay_t = Σ_{s≥t, j<t} E_{sj} + Σ_{s≥t} e_s + Σ_{j<t} f_j + G_C⟨dS', S⟩ − |k| ∂α'/∂κ (Y·v)
+//! E_{sj} = D_{sj} (scale (q_s·k̂_j)(do_s·V_new_j) − γ_s (k̂_s·k̂_j)(Y_s·V_new_j))
+//! e_s = G_s (scale q_sᵀS do_s − γ_s k̂_sᵀS Y_s)           f_j = E_j k̂_jᵀdS' V_new_j
+//! ```
+//!
+//! Every term has its decay as a factor and none is a difference, so that a strong decay gets the small gradient it
+//! should. (Σ_{s≥t} (do_s·o_s − d_v_s·v_s) is the same number but for the end of the sequence, and all rounding there.)
+//! E and e come in two parts from the two runs of efla_backward_read, f from efla_backward_keys, ⟨dS', S⟩ from
+//! efla_backward_replay, which puts S where dS' stood, the rest from efla_backward_values; `reduce` adds them up.
 
 use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes, plan_pieces};
 use super::forward::{
@@ -146,6 +177,8 @@ pub(crate) static KEYS: Kernel = Kernel {
 
 /// Elements a token that a gated operator has among the gates: 8 + 4 + 6, the last four parts of d_log_decay.
 const GATED_ELEMENTS: u64 = 18;
+/// Elements a chunk and block of value columns that it has behind them.
+const PASSED: u64 = 8;
 
 /// Tokens of a head that one workgroup of `efla_backward_sum` or `efla_backward_values` has.
 const ROWS: u64 = 8;
@@ -208,7 +241,8 @@ impl EflaBackwardPlan {
 
     /// Bytes of device memory a call needs besides its tensors. With T padded to whole chunks of C tokens, per batch
     /// and value head 4·(8 T + T (D_k + 3 D_v) + (T/C) D_k D_v), each of its parts rounded up to the device's storage
-    /// buffer alignment; a gated operator has 18 T for 8 T, and 8 more a chunk and block of value columns.
+    /// buffer alignment. If gated 18 T instead of 8 T, and 8 T/C for every 32 value columns (16 with D_k over 64, 8 over
+    /// 128).
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
     }
@@ -318,7 +352,7 @@ impl<'a> Pass<'a> {
         let gate_elements = match config.gated {
             false => sizes.elements(&[tokens, 8]),
             true => {
-                let passed = sizes.elements(&[chunks, state_blocks(&sizes), 8]);
+                let passed = sizes.elements(&[chunks, state_blocks(&sizes), PASSED]);
                 sizes.elements(&[tokens, GATED_ELEMENTS]).saturating_add(passed)
             }
         };

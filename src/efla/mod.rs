@@ -1,4 +1,32 @@
 //! EFLA, error-free linear attention.
+//!
+//! # With decay
+//!
+//! Over one unit of time a token of a gated operator moves the state by
+//!
+//! ```text
+//! dS/dτ = −(β k kᵀ + κ) S + β k vᵀ,    κ = −log_decay ≥ 0
+//! ```
+//!
+//! κ is a number and commutes with k kᵀ, so the solution keeps the erase factor, multiplies the whole state by
+//! g = e^{−κ}, and integrates the input, which only ever meets the eigenvalue x + κ of k:
+//!
+//! ```text
+//! S_t = g (I − γ k̂k̂ᵀ) S_{t−1} + c' k̂ vᵀ     γ = xφ̄(x)     c' = α'|k|     α' = β φ̄(x + κ)     φ̄(x) = (1 − e^{−x})/x
+//! ```
+//!
+//! Other integrators put x + κ into the polynomial that stands for φ̄ (so it is x + κ that has to stay in their range);
+//! g is exact. In a chunk of C tokens let D_{tj} = g_{j+1} ⋯ g_t be what is left at token t of what token j wrote, and
+//! G_t = g_1 ⋯ g_t what is left of the state S before the chunk. With ∘ the product by elements:
+//!
+//! ```text
+//! A = strict_lower(D ∘ diag(γ) K̂K̂ᵀ)     T = (I + A)⁻¹     W = T diag(γG) K̂     U = T diag(c') V     V_new = U − W S
+//! O = scale (diag(G) Q S + lower_incl(D ∘ QK̂ᵀ) V_new)     S ← G_C S + (diag(D_C) K̂)ᵀ V_new
+//! ```
+//!
+//! No entry of D, G, A or T exceeds 1, whatever the decays: D_{tj} is e to the minus of a sum of the κ between j and t,
+//! never a quotient of cumulative decays (0/0 behind a strong one) nor a difference of cumulative sums (which would lose
+//! a weak decay behind a strong one).
 
 pub(crate) mod backward;
 mod call;
@@ -60,8 +88,8 @@ pub struct EflaConfig {
     pub chunk: Option<usize>,
     /// Chunked by default.
     pub form: Form,
-    /// Whether the state also decays: calls then have a log decay per token and value head, and only then. Off by
-    /// default.
+    /// Whether the state also decays, see [`EflaTensors::log_decay`]: calls then have a log decay, and only then. With
+    /// [`Integrator::Euler`] that is Gated DeltaNet. Off by default.
     pub gated: bool,
 }
 
@@ -87,7 +115,7 @@ impl Default for EflaConfig {
 /// |---|---|
 /// | q, k | `[batch, heads, tokens, key_dim]` |
 /// | v, out | `[batch, value_heads, tokens, value_dim]` |
-/// | beta | `[batch, value_heads, tokens]` |
+/// | beta, log_decay | `[batch, value_heads, tokens]` |
 /// | initial_state, final_state | `[batch, value_heads, key_dim, value_dim]` |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EflaShape {
@@ -177,7 +205,8 @@ pub struct EflaTensors {
     pub v: TensorView,
     /// Step strengths β.
     pub beta: TensorView,
-    /// Given exactly when the operator is gated: `[batch, value_heads, tokens]`, ≤ 0, −∞ wipes the state out.
+    /// Given exactly when the operator is gated: the token multiplies the whole state by e^{log_decay}. ≤ 0; from −1e18
+    /// on it counts as −∞, which wipes the state out and, by exact steps, writes nothing.
     pub log_decay: Option<TensorView>,
     /// S before the first token; zeros when absent.
     pub initial_state: Option<TensorView>,
@@ -303,7 +332,7 @@ pub struct EflaGradients {
 }
 
 impl EflaGradients {
-    /// The backward call of a forward call, without optional tensors but its initial state.
+    /// The backward call of a forward call, without optional tensors but its log decay and initial state.
     pub fn new(forward: &EflaTensors, d_out: TensorView, [d_q, d_k, d_v, d_beta]: [TensorView; 4]) -> Self {
         EflaGradients {
             q: forward.q.clone(),
@@ -389,6 +418,9 @@ impl EflaGradients {
 /// Source: *Error-Free Linear Attention* (EFLA, arXiv 2512.12602). [`Integrator`] also offers the Euler step
 /// (DeltaNet) and Runge–Kutta steps. Chunks are solved in parallel in the coordinates k̂ = k/|k|, γ = αλ, c = α|k|,
 /// in which nothing grows however large or unequal the keys are.
+///
+/// A gated operator ([`EflaConfig::gated`]) also lets the whole state decay, solved together with the rest: the
+/// [module](self) derives it.
 ///
 /// Cheap to clone. [`Efla::plan`] → [`EflaPlan::bind`] → [`Call::record`](crate::Call::record), or [`Efla::forward`].
 /// Decoding goes on from the state that a forward call left, with [`Efla::plan_step`] or [`Efla::step`].
