@@ -117,6 +117,47 @@ pub enum Lengths {
 }
 
 impl Lengths {
+    /// Refuses lengths that don't fit the shape.
+    pub fn validate(&self, shape: &AttentionShape) -> Result<()> {
+        let AttentionShape { batch, queries, keys, .. } = *shape;
+        match self {
+            Lengths::Full => {}
+            Lengths::Packed { cu_seqlens_q, cu_seqlens_k } => {
+                if batch != 1 {
+                    return Err(Error::argument("batch", batch, "1 with packed sequences"));
+                }
+                check_cumulative("cu_seqlens_q", cu_seqlens_q, queries)?;
+                check_cumulative("cu_seqlens_k", cu_seqlens_k, keys)?;
+                if cu_seqlens_k.len() != cu_seqlens_q.len() {
+                    let got = format!("{} entries", cu_seqlens_k.len());
+                    return Err(Error::argument(
+                        "cu_seqlens_k",
+                        got,
+                        format!("{}, as cu_seqlens_q", cu_seqlens_q.len()),
+                    ));
+                }
+            }
+            Lengths::Cache { kv_lens } => {
+                if kv_lens.len() != batch {
+                    let got = format!("{} entries", kv_lens.len());
+                    return Err(Error::argument("kv_lens", got, format!("{batch}, one a sequence")));
+                }
+                if let Some(length) = kv_lens.iter().find(|length| **length > keys) {
+                    return Err(Error::argument("kv_lens", length, format!("at most the {keys} keys of the cache")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How many sequences there are, each with a sink of its own.
+    pub(crate) fn sequences(&self, shape: &AttentionShape) -> usize {
+        match self {
+            Lengths::Packed { cu_seqlens_q, .. } => cu_seqlens_q.len().saturating_sub(1),
+            Lengths::Full | Lengths::Cache { .. } => shape.batch,
+        }
+    }
+
     /// Refuses tensors that state other lengths than the plan, `self`.
     fn check(&self, stated: &Lengths) -> Result<()> {
         if self != stated {
@@ -124,6 +165,17 @@ impl Lengths {
         }
         Ok(())
     }
+}
+
+/// Refuses cumulative lengths that don't rise from 0 to all tokens.
+pub(crate) fn check_cumulative(name: &str, cumulative: &[usize], total: usize) -> Result<()> {
+    let ends = (cumulative.first(), cumulative.last());
+    if ends != (Some(&0), Some(&total)) || !cumulative.is_sorted() {
+        let order = if cumulative.is_sorted() { "" } else { ", not sorted" };
+        let got = format!("{} entries from {:?} to {:?}{order}", cumulative.len(), ends.0, ends.1);
+        return Err(Error::argument(name, got, format!("cumulative lengths that rise from 0 to the {total} tokens")));
+    }
+    Ok(())
 }
 
 impl AttentionConfig {
