@@ -26,5 +26,11 @@ fn main(
     }
     let at = params.destination.x + outer * params.destination.y + middle * params.destination.z
         + inner * params.destination.w;
+    if params.add == 1u {
+        sum.x += destination_load(at);
+        if both {
+            sum.y += destination_load(at + params.destination.w);
+        }
+    }
     destination_store2(at, params.destination.w, both, sum);
 }

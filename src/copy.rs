@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, params_buffer};
+use crate::kernel::{BoundRange, Call, check_bindings, params_buffer};
 use crate::shader::{Kernel, input, output, params, wgsl};
 use crate::tensor::{TensorView, check_overlaps};
 
@@ -55,18 +55,31 @@ impl Gpu {
     }
 
     fn bind_copy_uncaught(&self, from: &TensorView, to: &TensorView) -> Result<Call> {
-        let limits = self.limits();
         if from.shape().len() > 4 {
             return Err(Error::argument("from", format!("shape {:?}", from.shape()), "at most four dimensions"));
         }
-        from.check_strided("from", from.shape(), limits)?;
-        to.check_strided_output("to", from.shape(), limits)?;
+        from.check_strided("from", from.shape())?;
+        to.check_strided_output("to", from.shape())?;
         check_overlaps(&[("to", to)], &[("from", from)])?;
         let mut call = Call::default();
-        if from.is_empty() {
-            return Ok(call);
+        if !from.is_empty() {
+            self.push_copy(&mut call, &from.four_dimensional(), &to.four_dimensional())?;
         }
-        let (from, to) = (from.four_dimensional(), to.four_dimensional());
+        Ok(call)
+    }
+
+    /// One dispatch, or several where one binding is too small; rows stay whole.
+    fn push_copy(&self, call: &mut Call, from: &TensorView, to: &TensorView) -> Result<()> {
+        let limits = self.limits();
+        if let Err(error) = check_bindings([("from", from), ("to", to)], limits) {
+            let Some(dimension) = from.shape()[..3].iter().position(|&size| size > 1) else { return Err(error) };
+            let size = from.shape()[dimension];
+            for half in [0..size / 2, size / 2..size] {
+                let part = |view: &TensorView| view.narrow(dimension, half.start, half.len());
+                self.push_copy(call, &part(from)?, &part(to)?)?;
+            }
+            return Ok(());
+        }
         let &[n0, n1, n2, n3] = from.shape() else { unreachable!("it was given four dimensions") };
         let step = |view: &TensorView| if n3 > 1 { view.strides[3] as u32 } else { 1 };
         // The elements of an output are distinct: they are fewer than 2³¹.
@@ -74,15 +87,14 @@ impl Gpu {
             source: from.layout(limits),
             destination: to.layout(limits),
             shape: [n0, n1, n2, n3].map(|size| size as u32),
-            source_step: step(&from),
-            destination_step: step(&to),
+            source_step: step(from),
+            destination_step: step(to),
             quads: n3.div_ceil(4) as u32,
             rows: (n0 * n1 * n2) as u32,
         };
         let workgroups = (u64::from(params.quads) * u64::from(params.rows)).div_ceil(64);
         let params = params_buffer(self, COPY.name, &params);
-        let arguments = [BoundRange::of_view(&from, limits), BoundRange::of_view(&to, limits)];
-        call.push(self, &COPY, Vec::new(), &params, &arguments, workgroups)?;
-        Ok(call)
+        let arguments = [BoundRange::of_view(from, limits), BoundRange::of_view(to, limits)];
+        call.push(self, &COPY, Vec::new(), &params, &arguments, workgroups)
     }
 }

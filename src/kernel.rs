@@ -130,10 +130,32 @@ impl BoundRange {
         BoundRange { buffer: view.buffer.clone(), offset, size, format: view.format() }
     }
 
+    /// Refuses what is too large for a binding.
+    pub fn check(&self, name: &str, limits: &wgpu::Limits) -> Result<()> {
+        for (limit_name, limit) in [
+            ("max_storage_buffer_binding_size", limits.max_storage_buffer_binding_size),
+            // Shaders count elements in 32 bits; half of that leaves sums of a tile's edge room.
+            ("2³¹ elements", (self.format.dtype.bytes() as u64) << 31),
+        ] {
+            if self.size > limit {
+                return Err(Error::Limit { argument: format!("{name}, in bytes"), got: self.size, limit_name, limit });
+            }
+        }
+        Ok(())
+    }
+
     /// As [`BoundRange::of`]; `None` for a view without elements, which can't be bound.
     pub fn of_view(view: &TensorView, limits: &wgpu::Limits) -> Option<Self> {
         (!view.is_empty()).then(|| Self::of(view, limits))
     }
+}
+
+/// Refuses checked views of which one is too large for a binding.
+pub(crate) fn check_bindings<'a>(
+    views: impl IntoIterator<Item = (&'static str, &'a TensorView)>,
+    limits: &wgpu::Limits,
+) -> Result<()> {
+    views.into_iter().try_for_each(|(name, view)| BoundRange::of(view, limits).check(name, limits))
 }
 
 /// One dispatch of a call.
@@ -216,6 +238,9 @@ impl Call {
             layout: &pipeline.layout,
             entries: &entries,
         });
+        for (range, binding) in ranges.iter().zip(kernel.bindings) {
+            range.check(binding.name, gpu.limits())?;
+        }
         let limit = u64::from(gpu.limits().max_compute_workgroups_per_dimension);
         self.steps.push(Step { name: kernel.name, pipeline, bind_group, workgroups: grid(workgroups, limit)? });
         Ok(())

@@ -62,6 +62,7 @@ pub mod efla;
 mod error;
 mod gpu;
 mod kernel;
+mod piece;
 pub mod reference;
 mod rotary;
 mod shader;

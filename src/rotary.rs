@@ -5,7 +5,8 @@ use std::f64::consts::TAU;
 use crate::attention::MAX_DIM;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, params_buffer};
+use crate::kernel::{BoundRange, Call, check_bindings, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Kernel, input, output, params, wgsl};
 use crate::tensor::{TensorView, check_longest, check_overlaps};
 
@@ -297,8 +298,8 @@ impl RotaryPlan {
 
     fn turn(
         &self,
-        x: (&str, &TensorView),
-        out: (&str, &TensorView),
+        x: (&'static str, &TensorView),
+        out: (&'static str, &TensorView),
         positions: Option<&TensorView>,
         inverse: bool,
     ) -> Result<Call> {
@@ -307,33 +308,62 @@ impl RotaryPlan {
 
     fn turn_uncaught(
         &self,
-        (x_name, x): (&str, &TensorView),
-        (out_name, out): (&str, &TensorView),
+        (x_name, x): (&'static str, &TensorView),
+        (out_name, out): (&'static str, &TensorView),
         positions: Option<&TensorView>,
         inverse: bool,
     ) -> Result<Call> {
-        let Rotary { gpu, config, frequencies } = &self.rotary;
+        let Rotary { gpu, config, .. } = &self.rotary;
         let limits = gpu.limits();
         let RotaryShape { batch, heads, tokens, offset } = self.shape;
         let shape = [batch, heads, tokens, config.dim];
-        x.check_stored(x_name, &shape, limits)?;
-        out.check_stored_output(out_name, &shape, limits)?;
+        x.check_stored(x_name, &shape)?;
+        out.check_stored_output(out_name, &shape)?;
         let in_place = x.is_same(out);
         let mut inputs = if in_place { vec![] } else { vec![(x_name, x)] };
-        let mut positions_layout = [0; 4];
         if let Some(positions) = positions {
             let is_shared = positions.shape().first() == Some(&1);
-            positions.check("positions", &[if is_shared { 1 } else { batch }, tokens], limits)?;
+            positions.check("positions", &[if is_shared { 1 } else { batch }, tokens])?;
             if offset != 0 {
                 let needed = format!("none, since the plan has offset {offset}");
                 return Err(Error::argument("positions", "a tensor", needed));
             }
             inputs.push(("positions", positions));
-            positions_layout = positions.layout(limits);
-            positions_layout[1] *= u32::from(!is_shared);
         }
         check_overlaps(&[(out_name, out)], &inputs)?;
 
+        let mut call = Call::default();
+        let fits = |piece: &Piece| check_bindings([(x_name, &piece.of(x, 1)?), (out_name, &piece.of(out, 1)?)], limits);
+        for piece in Piece::whole(batch, heads).split(&fits)? {
+            let (x, out) = (piece.of(x, 1)?, piece.of(out, 1)?);
+            let positions = match positions {
+                Some(positions) if positions.shape()[0] > 1 => piece.of_batch(&Some(positions.clone()))?,
+                positions => positions.cloned(),
+            };
+            self.push(&mut call, &x, &out, positions.as_ref(), inverse)?;
+        }
+        Ok(call)
+    }
+
+    /// One dispatch, of some sequences or heads.
+    fn push(
+        &self,
+        call: &mut Call,
+        x: &TensorView,
+        out: &TensorView,
+        positions: Option<&TensorView>,
+        inverse: bool,
+    ) -> Result<()> {
+        let Rotary { gpu, config, frequencies } = &self.rotary;
+        let limits = gpu.limits();
+        let RotaryShape { tokens, offset, .. } = self.shape;
+        let (batch, heads) = (x.shape()[0], x.shape()[1]);
+        let in_place = x.is_same(out);
+        let mut positions_layout = positions.map_or([0; 4], |positions| positions.layout(limits));
+        if positions.is_some_and(|positions| positions.shape()[0] == 1) {
+            // One row for all, or for a batch of one.
+            positions_layout[1] = 0;
+        }
         let quads = config.dim.div_ceil(4) as u32;
         // Every row has an element of out, of which there are at most 2³¹.
         let rows = (batch as u64 * heads as u64).saturating_mul(tokens as u64);
@@ -354,12 +384,10 @@ impl RotaryPlan {
             in_place: in_place.into(),
             unused: 0,
         };
-        let mut call = Call::default();
         let params = params_buffer(gpu, ROTARY.name, &params);
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
         let x = if in_place { None } else { bound(x) };
         let arguments = [x, positions.and_then(bound), bound(frequencies), bound(out)];
-        call.push(gpu, &ROTARY, Vec::new(), &params, &arguments, rows.div_ceil(THREADS / u64::from(quads)))?;
-        Ok(call)
+        call.push(gpu, &ROTARY, Vec::new(), &params, &arguments, rows.div_ceil(THREADS / u64::from(quads)))
     }
 }

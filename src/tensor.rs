@@ -77,11 +77,11 @@ impl Tensor {
 
 /// A strided view of a range of a storage buffer, at any element offset. It shares the buffer; nothing is copied.
 ///
-/// Operators demand the last of four dimensions contiguous, and outputs whose elements do not overlap; two outputs are
-/// told apart by the ranges from their first to their last element, so they can't be interleaved. Two 16-bit elements
-/// share a word: 16-bit outputs need a contiguous last dimension of even length, an even offset and even strides.
-/// Kernels read and write whole vectors where offset, strides and last dimension are multiples of 4. In a browser, tensors
-/// of one buffer that are neither of them whole multiples of 256 bytes apart may be refused when they are submitted.
+/// Operators demand the last of four dimensions contiguous, and outputs whose elements do not overlap; tensors may be
+/// interleaved with a common period, as the parts of a fused `[B, T, 3, H, D]` are. Two 16-bit elements share a word:
+/// 16-bit outputs need a contiguous last dimension of even length, an even offset and even strides. Kernels read and
+/// write whole vectors where offset, strides and last dimension are multiples of 4. In a browser, tensors of one buffer
+/// that are interleaved, or not whole multiples of 256 bytes apart, may be refused when they are submitted.
 #[derive(Debug, Clone)]
 pub struct TensorView {
     pub(crate) buffer: wgpu::Buffer,
@@ -114,6 +114,11 @@ impl TensorView {
     /// The storage type.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// The buffer it is a range of.
+    pub fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
     }
 
     /// The sizes.
@@ -205,10 +210,27 @@ impl TensorView {
         Format { dtype: self.dtype, vectors: rows }
     }
 
-    /// Whether the two touch a common byte of one buffer.
+    /// Whether the two might touch a common byte of one buffer: whether their ranges do, unless they are interleaved, as
+    /// the parts of a fused `[B, T, 3, H, D]` or `[B, T, H, 3, D]` are.
     pub(crate) fn overlaps(&self, other: &TensorView) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
-        self.buffer == other.buffer && a.start.max(b.start) < a.end.min(b.end)
+        let apart = |period: u64| match (self.slot(period), other.slot(period)) {
+            (Some(a), Some(b)) => a.end <= b.start || b.end <= a.start,
+            _ => false,
+        };
+        let size = self.dtype.bytes() as u64;
+        let mut periods = self.strides.iter().map(|&stride| stride as u64 * size);
+        self.buffer == other.buffer && a.start.max(b.start) < a.end.min(b.end) && !periods.any(apart)
+    }
+
+    /// The bytes within every `period` bytes of the buffer that the view touches, if it is made of whole periods of them.
+    fn slot(&self, period: u64) -> Option<std::ops::Range<u64>> {
+        let size = self.dtype.bytes() as u64;
+        let inner =
+            self.shape.iter().zip(&self.strides).filter(|(_, stride)| !(**stride as u64 * size).is_multiple_of(period));
+        let extent: u64 = inner.map(|(&count, &stride)| (count as u64 - 1) * stride as u64 * size).sum();
+        let start = self.bytes().start.checked_rem(period)?;
+        (start + extent + size <= period).then(|| start..start + extent + size)
     }
 
     /// Whether both are the very same elements in the same order.
@@ -221,16 +243,16 @@ impl TensorView {
     }
 
     /// Refuses a view that can't be bound as argument `name` of the given shape, which is always f32.
-    pub(crate) fn check(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+    pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<()> {
         if self.dtype != DType::F32 {
             return Err(Error::argument(name, format!("{:?} elements", self.dtype), "F32"));
         }
-        self.check_stored(name, shape, limits)
+        self.check_stored(name, shape)
     }
 
     /// As [`TensorView::check`], for a tensor of any storage type.
-    pub(crate) fn check_stored(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
-        self.check_strided(name, shape, limits)?;
+    pub(crate) fn check_stored(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.check_strided(name, shape)?;
         // Kernels know three strides; the rows of a tensor of four dimensions are read as wholes.
         if let (&[_, _, _, size], &[_, _, _, stride]) = (shape, &self.strides[..])
             && size > 1
@@ -243,7 +265,7 @@ impl TensorView {
     }
 
     /// As [`TensorView::check_stored`], for a kernel that knows the last stride of four too.
-    pub(crate) fn check_strided(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+    pub(crate) fn check_strided(&self, name: &str, shape: &[usize]) -> Result<()> {
         if self.shape != shape {
             return Err(Error::argument(name, format!("shape {:?}", self.shape), format!("shape {shape:?}")));
         }
@@ -258,7 +280,6 @@ impl TensorView {
         if self.is_empty() {
             return Ok(());
         }
-        // Shaders count elements in 32 bits; half of that leaves sums of a tile's edge room.
         let size = self.dtype.bytes() as u64;
         // Words are bound whole.
         let (reach, buffer) = (self.reach(), self.buffer.size() / 4 * (4 / size));
@@ -274,34 +295,24 @@ impl TensorView {
                 return Err(Error::argument(name, got, needed));
             }
         }
-        let reach = reach.unwrap_or(u64::MAX);
-        let align = u64::from(limits.min_storage_buffer_offset_alignment);
-        let bound = self.offset * size % align + reach.saturating_mul(size);
-        for (limit_name, limit) in
-            [("max_storage_buffer_binding_size", limits.max_storage_buffer_binding_size), ("2³¹ elements", size << 31)]
-        {
-            if bound > limit {
-                return Err(Error::Limit { argument: format!("{name}, in bytes"), got: bound, limit_name, limit });
-            }
-        }
         Ok(())
     }
 
     /// As [`TensorView::check`], for a tensor that is written: no element may stand for two.
-    pub(crate) fn check_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
-        self.check(name, shape, limits)?;
+    pub(crate) fn check_output(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.check(name, shape)?;
         self.check_written(name)
     }
 
     /// As [`TensorView::check_output`], for a tensor of any storage type.
-    pub(crate) fn check_stored_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
-        self.check_stored(name, shape, limits)?;
+    pub(crate) fn check_stored_output(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.check_stored(name, shape)?;
         self.check_written(name)
     }
 
     /// As [`TensorView::check_stored_output`], for a kernel that knows the last stride of four too.
-    pub(crate) fn check_strided_output(&self, name: &str, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
-        self.check_strided(name, shape, limits)?;
+    pub(crate) fn check_strided_output(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.check_strided(name, shape)?;
         self.check_written(name)
     }
 

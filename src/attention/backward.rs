@@ -1,11 +1,13 @@
 //! The backward pass: plan, bind, record.
 
 use super::operands::{
-    AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, three_dimensions,
+    AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, plan_pieces,
+    sink_part, three_dimensions,
 };
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{DType, TensorView, check_overlaps};
 
@@ -21,6 +23,11 @@ params! {
         count: u32,
         /// Distance of neighbouring partial results.
         stride: u32,
+        /// Whether to add to the destination.
+        add: u32,
+        unused0: u32,
+        unused1: u32,
+        unused2: u32,
     }
 }
 
@@ -171,6 +178,39 @@ impl AttentionGradients {
         }
     }
 
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &AttentionShape, piece: &Piece) -> Result<Self> {
+        let (rows, nodes) = (|view: &TensorView| piece.of(view, shape.group()), |view: &TensorView| piece.of(view, 1));
+        let sink = |sink: &Option<TensorView>| sink_part(sink, shape, piece);
+        Ok(AttentionGradients {
+            q: rows(&self.q)?,
+            k: nodes(&self.k)?,
+            v: nodes(&self.v)?,
+            sink_k: sink(&self.sink_k)?,
+            sink_v: sink(&self.sink_v)?,
+            intervals: piece.of_batch(&self.intervals)?,
+            out: rows(&self.out)?,
+            lse: rows(&self.lse)?,
+            d_out: rows(&self.d_out)?,
+            d_lse: self.d_lse.as_ref().map(rows).transpose()?,
+            d_q: rows(&self.d_q)?,
+            d_k: nodes(&self.d_k)?,
+            d_v: nodes(&self.d_v)?,
+            d_sink_k: sink(&self.d_sink_k)?,
+            d_sink_v: sink(&self.d_sink_v)?,
+            d_intervals: piece.of_batch(&self.d_intervals)?,
+            lengths: self.lengths.part(piece),
+            workspace: None,
+        })
+    }
+
+    /// The tensors that kernels bind as they are.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let inputs = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("out", &self.out), ("lse", &self.lse)];
+        let gradients = [("d_out", &self.d_out), ("d_q", &self.d_q), ("d_k", &self.d_k), ("d_v", &self.d_v)];
+        inputs.into_iter().chain(gradients).chain(self.d_lse.iter().map(|d_lse| ("d_lse", d_lse)))
+    }
+
     fn operands(&self) -> Operands<'_> {
         Operands {
             q: &self.q,
@@ -197,6 +237,97 @@ pub struct AttentionBackwardPlan {
     attention: Attention,
     shape: AttentionShape,
     lengths: Lengths,
+    /// One, unless the workspace of the whole can't be bound.
+    pieces: Vec<Piece>,
+    workspace_bytes: u64,
+}
+
+impl AttentionBackwardPlan {
+    pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
+        check_sizes(shape)?;
+        let bytes =
+            |shape: &AttentionShape, lengths: &Lengths| Ok(Pass::new(attention, shape, lengths)?.workspace.bytes());
+        let (pieces, workspace_bytes) = plan_pieces(shape, lengths, bytes)?;
+        let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
+        Ok(AttentionBackwardPlan { attention, shape, lengths, pieces, workspace_bytes })
+    }
+
+    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has: linear in T.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
+    }
+
+    /// Checks the tensors against the plan and prepares everything a recording needs.
+    ///
+    /// # Errors
+    /// As [`AttentionPlan::bind`](super::AttentionPlan::bind).
+    pub fn bind(&self, tensors: &AttentionGradients) -> Result<Call> {
+        self.attention.gpu().catching("binding attention's backward pass", || self.bind_uncaught(tensors))?
+    }
+
+    fn bind_uncaught(&self, tensors: &AttentionGradients) -> Result<Call> {
+        let gpu = self.attention.gpu();
+        let (config, limits) = (self.attention.config(), gpu.limits());
+        let AttentionShape { batch, heads, queries, .. } = self.shape;
+        self.lengths.check(&tensors.lengths)?;
+        let mut inputs = tensors.operands().check(config, &self.shape, self.lengths.sequences(&self.shape))?;
+        let rows_shape = [batch, heads, queries];
+        let out_shape = [batch, heads, queries, config.value_dim];
+        tensors.out.check_stored("out", &out_shape)?;
+        tensors.lse.check("lse", &rows_shape)?;
+        tensors.d_out.check_stored("d_out", &out_shape)?;
+        inputs.extend([("out", &tensors.out), ("lse", &tensors.lse), ("d_out", &tensors.d_out)]);
+        if let Some(d_lse) = &tensors.d_lse {
+            d_lse.check("d_lse", &rows_shape)?;
+            inputs.push(("d_lse", d_lse));
+        }
+        let mut outputs = Vec::new();
+        for (name, gradient, of) in [
+            ("d_q", Some(&tensors.d_q), Some(&tensors.q)),
+            ("d_k", Some(&tensors.d_k), Some(&tensors.k)),
+            ("d_v", Some(&tensors.d_v), Some(&tensors.v)),
+            ("d_sink_k", tensors.d_sink_k.as_ref(), tensors.sink_k.as_ref()),
+            ("d_sink_v", tensors.d_sink_v.as_ref(), tensors.sink_v.as_ref()),
+            ("d_intervals", tensors.d_intervals.as_ref(), tensors.intervals.as_ref()),
+        ] {
+            match (gradient, of) {
+                (Some(gradient), Some(of)) => {
+                    match name {
+                        "d_intervals" => gradient.check_output(name, of.shape())?,
+                        _ => gradient.check_stored_output(name, of.shape())?,
+                    }
+                    outputs.push((name, gradient));
+                }
+                (Some(_), None) => {
+                    return Err(Error::argument(name, "a tensor", format!("none without {}", &name[2..])));
+                }
+                (None, _) => {}
+            }
+        }
+        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes)?;
+        outputs.push(("workspace", &workspace));
+        check_overlaps(&outputs, &inputs)?;
+
+        let mut call = Call::default();
+        let shared = [&tensors.d_sink_k, &tensors.d_sink_v].map(|sink| sink.as_ref().is_some_and(is_shared));
+        let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
+        for piece in &self.pieces {
+            for piece in piece.split(&fits)? {
+                let part = tensors.part(&self.shape, &piece)?;
+                let pass = Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths)?;
+                // What several pieces give is added up.
+                let add = shared.map(|shared| shared && piece.batch.start > 0);
+                pass.bind(&mut call, &part, add, piece.heads.start > 0, &workspace)?;
+            }
+        }
+        Ok(call)
+    }
+}
+
+/// A piece of a call.
+struct Pass<'a> {
+    attention: &'a Attention,
+    shape: AttentionShape,
     blocks: Blocks,
     workspace: WorkspaceLayout,
     /// Packed inputs, rows and partial gradients are bound as one.
@@ -209,11 +340,10 @@ pub struct AttentionBackwardPlan {
     spare: [Part; 2],
 }
 
-impl AttentionBackwardPlan {
-    pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
-        check_sizes(shape)?;
+impl<'a> Pass<'a> {
+    fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         let config = attention.config();
-        let blocks = Blocks::new(attention.gpu(), config, shape, lengths)?;
+        let blocks = Blocks::new(config, shape, lengths)?;
         let kv_heads = shape.kv_heads as u64;
         let rows_elements = (shape.batch as u64 * shape.heads as u64).saturating_mul(2 * shape.queries as u64);
         let sinks = if config.sink == Sink::Given { blocks.sequences as u64 * kv_heads } else { 0 };
@@ -229,82 +359,25 @@ impl AttentionBackwardPlan {
         let all = workspace.reserve("workspace of the gradients", d_intervals.saturating_add(segments))?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        Ok(AttentionBackwardPlan {
-            attention: attention.clone(),
-            shape: *shape,
-            lengths: lengths.clone(),
-            blocks,
-            workspace,
-            all,
-            rows,
-            d_sink_k,
-            d_sink_v,
-            d_intervals,
-            spare,
-        })
+        let shape = *shape;
+        Ok(Pass { attention, shape, blocks, workspace, all, rows, d_sink_k, d_sink_v, d_intervals, spare })
     }
 
-    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has: linear in T.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.workspace.bytes()
-    }
-
-    /// Checks the tensors against the plan and prepares everything a recording needs.
-    ///
-    /// # Errors
-    /// As [`AttentionPlan::bind`](super::AttentionPlan::bind).
-    pub fn bind(&self, tensors: &AttentionGradients) -> Result<Call> {
-        self.attention.gpu().catching("binding attention's backward pass", || self.bind_uncaught(tensors))?
-    }
-
-    fn bind_uncaught(&self, tensors: &AttentionGradients) -> Result<Call> {
+    fn bind(
+        &self,
+        call: &mut Call,
+        tensors: &AttentionGradients,
+        add_sinks: [bool; 2],
+        add_intervals: bool,
+        workspace: &TensorView,
+    ) -> Result<()> {
         let gpu = self.attention.gpu();
         let (config, limits) = (self.attention.config(), gpu.limits());
         let AttentionShape { batch, heads, kv_heads, queries, keys } = self.shape;
         let operands = tensors.operands();
-        self.lengths.check(&tensors.lengths)?;
-        let mut inputs = operands.check(config, &self.shape, self.blocks.sequences, limits)?;
-        let rows_shape = [batch, heads, queries];
-        let out_shape = [batch, heads, queries, config.value_dim];
-        tensors.out.check_stored("out", &out_shape, limits)?;
-        tensors.lse.check("lse", &rows_shape, limits)?;
-        tensors.d_out.check_stored("d_out", &out_shape, limits)?;
-        inputs.extend([("out", &tensors.out), ("lse", &tensors.lse), ("d_out", &tensors.d_out)]);
-        if let Some(d_lse) = &tensors.d_lse {
-            d_lse.check("d_lse", &rows_shape, limits)?;
-            inputs.push(("d_lse", d_lse));
-        }
-        let mut outputs = Vec::new();
-        for (name, gradient, of) in [
-            ("d_q", Some(&tensors.d_q), Some(&tensors.q)),
-            ("d_k", Some(&tensors.d_k), Some(&tensors.k)),
-            ("d_v", Some(&tensors.d_v), Some(&tensors.v)),
-            ("d_sink_k", tensors.d_sink_k.as_ref(), tensors.sink_k.as_ref()),
-            ("d_sink_v", tensors.d_sink_v.as_ref(), tensors.sink_v.as_ref()),
-            ("d_intervals", tensors.d_intervals.as_ref(), tensors.intervals.as_ref()),
-        ] {
-            match (gradient, of) {
-                (Some(gradient), Some(of)) => {
-                    match name {
-                        "d_intervals" => gradient.check_output(name, of.shape(), limits)?,
-                        _ => gradient.check_stored_output(name, of.shape(), limits)?,
-                    }
-                    outputs.push((name, gradient));
-                }
-                (Some(_), None) => {
-                    return Err(Error::argument(name, "a tensor", format!("none without {}", &name[2..])));
-                }
-                (None, _) => {}
-            }
-        }
-        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
-        outputs.push(("workspace", &workspace));
-        check_overlaps(&outputs, &inputs)?;
-
         let has_out = tensors.out.dtype() == DType::F32;
-        let mut call = Call::default();
-        let all = self.all.of(&workspace);
-        let packed = operands.pack(gpu, &mut call, &all)?;
+        let all = self.all.of(workspace);
+        let packed = operands.pack(gpu, call, &all)?;
         let params = AttentionParams {
             out: tensors.out.layout(limits),
             lse: tensors.lse.layout(limits),
@@ -332,7 +405,7 @@ impl AttentionBackwardPlan {
         call.push(gpu, &ROWS, Vec::new(), &params, &arguments, row_count.div_ceil(64))?;
 
         let constants = constants(config, self.blocks.constants());
-        let table = self.blocks.bound();
+        let table = self.blocks.upload(gpu)?;
         let workgroups = self.blocks.row_tasks(&self.shape);
         let inputs = [q, k, v, d_out, Some(all.clone())];
         if !has_out {
@@ -342,7 +415,7 @@ impl AttentionBackwardPlan {
         let arguments = [&inputs[..], &[bound(&tensors.d_q), table.clone()]].concat();
         call.push(gpu, &DQ, constants.clone(), &params, &arguments, workgroups)?;
 
-        let spare = |part: &Part| Some(part.of(&workspace));
+        let spare = |part: &Part| Some(part.of(workspace));
         let d_k = bound(&tensors.d_k).or_else(|| spare(&self.spare[0]));
         let d_v = bound(&tensors.d_v).or_else(|| spare(&self.spare[1]));
         // Without a token only a given sink has a gradient.
@@ -353,25 +426,26 @@ impl AttentionBackwardPlan {
 
         // Sinks that are shared gather from every sequence, intervals from every head.
         let (kv_heads, keys) = (kv_heads as u64, keys as u64);
-        for (gradient, source, size) in [
-            (&tensors.d_sink_k, self.d_sink_k, kv_heads * config.head_dim as u64),
-            (&tensors.d_sink_v, self.d_sink_v, kv_heads * config.value_dim as u64),
+        for (gradient, source, size, add) in [
+            (&tensors.d_sink_k, self.d_sink_k, kv_heads * config.head_dim as u64, add_sinks[0]),
+            (&tensors.d_sink_v, self.d_sink_v, kv_heads * config.value_dim as u64, add_sinks[1]),
         ] {
             let count = if gradient.as_ref().is_some_and(is_shared) { self.blocks.sequences as u64 } else { 1 };
-            self.reduce(&mut call, gradient.as_ref(), &all, [source, size, count, size])?;
+            self.reduce(call, gradient.as_ref(), &all, [source, size, count, size], add)?;
         }
         let lengths = [self.d_intervals, kv_heads * keys, kv_heads, keys];
-        self.reduce(&mut call, tensors.d_intervals.as_ref(), &all, lengths)?;
-        Ok(call)
+        self.reduce(call, tensors.d_intervals.as_ref(), &all, lengths, add_intervals)
     }
 
-    /// Records the sum of `count` partial results, `stride` apart, into a gradient if it is asked for.
+    /// Records the sum of `count` partial results, `stride` apart, into a gradient if it is asked for; `add` to what
+    /// stands there.
     fn reduce(
         &self,
         call: &mut Call,
         gradient: Option<&TensorView>,
         all: &BoundRange,
         [source, source_stride, count, stride]: [u64; 4],
+        add: bool,
     ) -> Result<()> {
         let Some(view) = gradient.filter(|view| !view.is_empty()) else {
             return Ok(());
@@ -390,6 +464,8 @@ impl AttentionBackwardPlan {
             source_stride: source_stride as u32,
             count: count as u32,
             stride: stride as u32,
+            add: add.into(),
+            ..Default::default()
         };
         let params = params_buffer(gpu, REDUCE.name, &params);
         let pairs = u64::from(shape[0]) * u64::from(shape[1]) * u64::from(shape[2].div_ceil(2));

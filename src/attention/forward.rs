@@ -1,9 +1,10 @@
 //! The forward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Blocks, check_sizes, packed_elements};
+use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Blocks, check_sizes, packed_elements, plan_pieces};
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method};
 use crate::error::Result;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Constants, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
@@ -69,6 +70,75 @@ pub struct AttentionPlan {
     attention: Attention,
     shape: AttentionShape,
     lengths: Lengths,
+    splits: (u64, u64),
+    /// One, unless the workspace of the whole can't be bound.
+    pieces: Vec<Piece>,
+    workspace_bytes: u64,
+}
+
+impl AttentionPlan {
+    pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
+        check_sizes(shape)?;
+        let config = attention.config();
+        let splits = splits(config, shape, &Blocks::new(config, shape, lengths)?);
+        let bytes = |shape: &AttentionShape, lengths: &Lengths| {
+            Ok(Pass::new(attention, shape, lengths, splits)?.workspace.bytes())
+        };
+        let (pieces, workspace_bytes) = plan_pieces(shape, lengths, bytes)?;
+        let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
+        Ok(AttentionPlan { attention, shape, lengths, splits, pieces, workspace_bytes })
+    }
+
+    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
+    }
+
+    /// Checks the tensors against the plan and prepares everything a recording needs. A call whose tensors are too large
+    /// for the device's bindings becomes several dispatches, over batch and key/value heads.
+    ///
+    /// # Errors
+    /// [`Error::Argument`](crate::Error::Argument) for a tensor that is missing, superfluous, of the wrong shape, in
+    /// a buffer that is too small or lacks usage STORAGE, or whose output overlaps another tensor;
+    /// [`Error::Limit`](crate::Error::Limit) when a single head is over the device's limits;
+    /// [`Error::Gpu`](crate::Error::Gpu) when the graphics stack refuses a buffer or a pipeline.
+    pub fn bind(&self, tensors: &AttentionTensors) -> Result<Call> {
+        self.attention.gpu().catching("binding attention", || self.bind_uncaught(tensors))?
+    }
+
+    fn bind_uncaught(&self, tensors: &AttentionTensors) -> Result<Call> {
+        let gpu = self.attention.gpu();
+        let (config, limits) = (self.attention.config(), gpu.limits());
+        let AttentionShape { batch, heads, queries, .. } = self.shape;
+        self.lengths.check(&tensors.lengths)?;
+        let inputs = tensors.operands().check(config, &self.shape, self.lengths.sequences(&self.shape))?;
+        tensors.out.check_stored_output("out", &[batch, heads, queries, config.value_dim])?;
+        let mut outputs = vec![("out", &tensors.out)];
+        if let Some(lse) = &tensors.lse {
+            lse.check_output("lse", &[batch, heads, queries])?;
+            outputs.push(("lse", lse));
+        }
+        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes)?;
+        outputs.push(("workspace", &workspace));
+        check_overlaps(&outputs, &inputs)?;
+
+        let mut call = Call::default();
+        let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
+        for piece in &self.pieces {
+            for piece in piece.split(&fits)? {
+                let part = tensors.part(&self.shape, &piece)?;
+                let pass = Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths, self.splits)?;
+                pass.bind(&mut call, &part, &workspace)?;
+            }
+        }
+        Ok(call)
+    }
+}
+
+/// A piece of a call.
+struct Pass<'a> {
+    attention: &'a Attention,
+    shape: AttentionShape,
     blocks: Blocks,
     /// Parts of a row's nodes that workgroups of their own have, and nodes of each.
     splits: (u64, u64),
@@ -81,60 +151,27 @@ pub struct AttentionPlan {
     spare: Part,
 }
 
-impl AttentionPlan {
-    pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
-        check_sizes(shape)?;
-        let (gpu, config) = (attention.gpu(), attention.config());
-        let blocks = Blocks::new(gpu, config, shape, lengths)?;
-        let splits = splits(config, shape, &blocks);
-        let rows = shape.batch as u64 * shape.heads as u64 * shape.queries as u64;
-        let partial_rows = if splits.0 > 1 { splits.0 * rows } else { 0 };
+impl<'a> Pass<'a> {
+    fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths, splits: (u64, u64)) -> Result<Self> {
+        let config = attention.config();
+        let blocks = Blocks::new(config, shape, lengths)?;
+        let rows = (shape.batch as u64 * shape.heads as u64).saturating_mul(shape.queries as u64);
+        let partial_rows = if splits.0 > 1 { splits.0.saturating_mul(rows) } else { 0 };
         let out_partial = packed_elements(config, shape, blocks.sequences);
         let lse_partial = out_partial.saturating_add(partial_rows.saturating_mul(config.value_dim as u64));
-        let mut workspace = WorkspaceLayout::new(gpu.limits());
+        let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
         let all = workspace.reserve("workspace of attention", lse_partial.saturating_add(partial_rows))?;
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
-        let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
-        Ok(AttentionPlan { attention, shape, lengths, blocks, splits, workspace, all, out_partial, lse_partial, spare })
+        Ok(Pass { attention, shape: *shape, blocks, splits, workspace, all, out_partial, lse_partial, spare })
     }
 
-    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.workspace.bytes()
-    }
-
-    /// Checks the tensors against the plan and prepares everything a recording needs.
-    ///
-    /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) for a tensor that is missing, superfluous, of the wrong shape, in
-    /// a buffer that is too small or lacks usage STORAGE, or whose output overlaps another tensor;
-    /// [`Error::Limit`](crate::Error::Limit) for one over the device's limits; [`Error::Gpu`](crate::Error::Gpu) when
-    /// the graphics stack refuses a buffer or a pipeline.
-    pub fn bind(&self, tensors: &AttentionTensors) -> Result<Call> {
-        self.attention.gpu().catching("binding attention", || self.bind_uncaught(tensors))?
-    }
-
-    fn bind_uncaught(&self, tensors: &AttentionTensors) -> Result<Call> {
+    fn bind(&self, call: &mut Call, tensors: &AttentionTensors, workspace: &TensorView) -> Result<()> {
         let gpu = self.attention.gpu();
         let (config, limits) = (self.attention.config(), gpu.limits());
-        let AttentionShape { batch, heads, queries, .. } = self.shape;
         let operands = tensors.operands();
-        self.lengths.check(&tensors.lengths)?;
-        let inputs = operands.check(config, &self.shape, self.blocks.sequences, limits)?;
-        tensors.out.check_stored_output("out", &[batch, heads, queries, config.value_dim], limits)?;
-        let mut outputs = vec![("out", &tensors.out)];
-        if let Some(lse) = &tensors.lse {
-            lse.check_output("lse", &[batch, heads, queries], limits)?;
-            outputs.push(("lse", lse));
-        }
-        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
-        outputs.push(("workspace", &workspace));
-        check_overlaps(&outputs, &inputs)?;
-
-        let mut call = Call::default();
-        let all = self.all.of(&workspace);
-        let packed = operands.pack(gpu, &mut call, &all)?;
+        let all = self.all.of(workspace);
+        let packed = operands.pack(gpu, call, &all)?;
         let params = AttentionParams {
             out: tensors.out.layout(limits),
             lse: tensors.lse.as_ref().map_or([0; 4], |lse| lse.layout(limits)),
@@ -148,8 +185,8 @@ impl AttentionPlan {
         let params = params_buffer(gpu, FORWARD.name, &params);
         let split = self.splits.0 > 1;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
-        let (out, lse) =
-            (bound(&tensors.out), tensors.lse.as_ref().map_or_else(|| Some(self.spare.of(&workspace)), bound));
+        let out = bound(&tensors.out);
+        let lse = tensors.lse.as_ref().map_or_else(|| Some(self.spare.of(workspace)), bound);
         let arguments = [
             bound(&tensors.q),
             bound(&tensors.k),
@@ -157,15 +194,16 @@ impl AttentionPlan {
             Some(all.clone()),
             out.clone(),
             lse.clone(),
-            self.blocks.bound(),
+            self.blocks.upload(gpu)?,
         ];
         let constants = constants(config.method, config.value_dim, self.blocks.constants(), split);
         let workgroups = self.blocks.row_tasks(&self.shape) * self.splits.0;
         call.push(gpu, &FORWARD, constants, &params, &arguments, workgroups)?;
         if split {
+            let AttentionShape { batch, heads, queries, .. } = self.shape;
             let vectors = batch as u64 * heads as u64 * queries as u64 * config.value_dim.div_ceil(4) as u64;
             call.push(gpu, &COMBINE, Vec::new(), &params, &[Some(all), out, lse], vectors.div_ceil(64))?;
         }
-        Ok(call)
+        Ok(())
     }
 }

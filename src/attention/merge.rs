@@ -3,7 +3,8 @@
 use super::MAX_DIM;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, params_buffer};
+use crate::kernel::{BoundRange, Call, check_bindings, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{File, Kernel, input, output, params, wgsl};
 use crate::tensor::{TensorView, check_longest, check_overlaps};
 
@@ -250,19 +251,39 @@ impl MergePlan {
     }
 
     fn bind_uncaught(&self, tensors: &MergeTensors) -> Result<Call> {
-        let (gpu, limits) = (&self.gpu, self.gpu.limits());
+        let limits = self.gpu.limits();
         let MergeTensors { out_a, lse_a, out_b, lse_b, out, lse } = tensors;
-        out_a.check_stored("out_a", &self.shape.out(), limits)?;
-        lse_a.check("lse_a", &self.shape.lse(), limits)?;
-        out_b.check_stored("out_b", &self.shape.out(), limits)?;
-        lse_b.check("lse_b", &self.shape.lse(), limits)?;
-        out.check_stored_output("out", &self.shape.out(), limits)?;
-        lse.check_output("lse", &self.shape.lse(), limits)?;
+        out_a.check_stored("out_a", &self.shape.out())?;
+        lse_a.check("lse_a", &self.shape.lse())?;
+        out_b.check_stored("out_b", &self.shape.out())?;
+        lse_b.check("lse_b", &self.shape.lse())?;
+        out.check_stored_output("out", &self.shape.out())?;
+        lse.check_output("lse", &self.shape.lse())?;
         let inputs = [("out_a", out_a, out), ("lse_a", lse_a, lse), ("out_b", out_b, out), ("lse_b", lse_b, lse)];
         let own_ranges = inputs.iter().filter(|(_, from, to)| !from.is_same(to));
         let own_ranges: Vec<_> = own_ranges.map(|&(name, from, _)| (name, from)).collect();
         check_overlaps(&[("out", out), ("lse", lse)], &own_ranges)?;
 
+        let mut call = Call::default();
+        let part = |piece: &Piece| -> Result<MergeTensors> {
+            let of = |view: &TensorView| piece.of(view, 1);
+            let (out_a, lse_a, out_b, lse_b) = (of(out_a)?, of(lse_a)?, of(out_b)?, of(lse_b)?);
+            Ok(MergeTensors { out_a, lse_a, out_b, lse_b, out: of(out)?, lse: of(lse)? })
+        };
+        let fits = |piece: &Piece| {
+            let MergeTensors { out_a, out_b, out, .. } = part(piece)?;
+            check_bindings([("out_a", &out_a), ("out_b", &out_b), ("out", &out)], limits)
+        };
+        for piece in Piece::whole(self.shape.batch, self.shape.heads).split(&fits)? {
+            self.part(&piece).push(&mut call, &part(&piece)?)?;
+        }
+        Ok(call)
+    }
+
+    /// One dispatch, of some sequences or heads.
+    fn push(&self, call: &mut Call, tensors: &MergeTensors) -> Result<()> {
+        let (gpu, limits) = (&self.gpu, self.gpu.limits());
+        let MergeTensors { out_a, lse_a, out_b, lse_b, out, lse } = tensors;
         let in_place = |a: &TensorView, b: &TensorView, to| u32::from(a.is_same(to)) | u32::from(b.is_same(to)) << 1;
         let params = MergeParams {
             out_a: out_a.layout(limits),
@@ -275,7 +296,6 @@ impl MergePlan {
             lse_in_place: in_place(lse_a, lse_b, lse),
             ..self.params()
         };
-        let mut call = Call::default();
         let buffer = params_buffer(gpu, FORWARD.name, &params);
         // Outputs that are inputs too are read through their own binding.
         let bound = |from: &TensorView, to: &TensorView| {
@@ -289,31 +309,60 @@ impl MergePlan {
             BoundRange::of_view(out, limits),
             BoundRange::of_view(lse, limits),
         ];
-        call.push(gpu, &FORWARD, Vec::new(), &buffer, &arguments, u64::from(params.rows).div_ceil(ROWS))?;
-        Ok(call)
+        call.push(gpu, &FORWARD, Vec::new(), &buffer, &arguments, u64::from(params.rows).div_ceil(ROWS))
     }
 
     fn bind_backward_uncaught(&self, tensors: &MergeGradients) -> Result<Call> {
-        let (gpu, limits) = (&self.gpu, self.gpu.limits());
+        let limits = self.gpu.limits();
         let MergeGradients { out_a, lse_a, out_b, lse_b, d_out, d_lse, d_out_a, d_lse_a, d_out_b, d_lse_b } = tensors;
         let mut inputs = vec![("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b)];
         inputs.push(("d_out", d_out));
         inputs.extend(d_lse.iter().map(|d_lse| ("d_lse", d_lse)));
         for &(name, view) in &inputs {
             match name.contains("lse") {
-                true => view.check(name, &self.shape.lse(), limits)?,
-                false => view.check_stored(name, &self.shape.out(), limits)?,
+                true => view.check(name, &self.shape.lse())?,
+                false => view.check_stored(name, &self.shape.out())?,
             }
         }
-        d_out_a.check_stored_output("d_out_a", &self.shape.out(), limits)?;
-        d_lse_a.check_output("d_lse_a", &self.shape.lse(), limits)?;
-        d_out_b.check_stored_output("d_out_b", &self.shape.out(), limits)?;
-        d_lse_b.check_output("d_lse_b", &self.shape.lse(), limits)?;
+        d_out_a.check_stored_output("d_out_a", &self.shape.out())?;
+        d_lse_a.check_output("d_lse_a", &self.shape.lse())?;
+        d_out_b.check_stored_output("d_out_b", &self.shape.out())?;
+        d_lse_b.check_output("d_lse_b", &self.shape.lse())?;
         let outputs = [("d_out_a", d_out_a), ("d_lse_a", d_lse_a), ("d_out_b", d_out_b), ("d_lse_b", d_lse_b)];
         check_overlaps(&outputs, &inputs)?;
 
-        // One side at a time: both at once would be ten buffers.
         let mut call = Call::default();
+        let part = |piece: &Piece| -> Result<MergeGradients> {
+            let of = |view: &TensorView| piece.of(view, 1);
+            Ok(MergeGradients {
+                out_a: of(out_a)?,
+                lse_a: of(lse_a)?,
+                out_b: of(out_b)?,
+                lse_b: of(lse_b)?,
+                d_out: of(d_out)?,
+                d_lse: d_lse.as_ref().map(of).transpose()?,
+                d_out_a: of(d_out_a)?,
+                d_lse_a: of(d_lse_a)?,
+                d_out_b: of(d_out_b)?,
+                d_lse_b: of(d_lse_b)?,
+            })
+        };
+        let fits = |piece: &Piece| {
+            let MergeGradients { out_a, out_b, d_out, d_out_a, d_out_b, .. } = part(piece)?;
+            let sides = [("out_a", &out_a), ("out_b", &out_b), ("d_out_a", &d_out_a), ("d_out_b", &d_out_b)];
+            check_bindings(sides.into_iter().chain([("d_out", &d_out)]), limits)
+        };
+        for piece in Piece::whole(self.shape.batch, self.shape.heads).split(&fits)? {
+            self.part(&piece).push_backward(&mut call, &part(&piece)?)?;
+        }
+        Ok(call)
+    }
+
+    /// Two dispatches, of some sequences or heads.
+    fn push_backward(&self, call: &mut Call, tensors: &MergeGradients) -> Result<()> {
+        let (gpu, limits) = (&self.gpu, self.gpu.limits());
+        let MergeGradients { out_a, lse_a, out_b, lse_b, d_out, d_lse, d_out_a, d_lse_a, d_out_b, d_lse_b } = tensors;
+        // One side at a time: both at once would be ten buffers.
         let (a, b) = ((out_a, lse_a), (out_b, lse_b));
         for (own, other, to) in [(a, b, (d_out_a, d_lse_a)), (b, a, (d_out_b, d_lse_b))] {
             let params = MergeParams {
@@ -342,7 +391,13 @@ impl MergePlan {
             ];
             call.push(gpu, &BACKWARD, Vec::new(), &buffer, &arguments, u64::from(params.rows).div_ceil(ROWS))?;
         }
-        Ok(call)
+        Ok(())
+    }
+
+    /// The plan of some sequences or heads.
+    fn part(&self, piece: &Piece) -> MergePlan {
+        let shape = MergeShape { batch: piece.batch.len(), heads: piece.heads.len(), ..self.shape };
+        MergePlan { gpu: self.gpu.clone(), shape }
     }
 
     /// What does not depend on the tensors.

@@ -11,6 +11,7 @@ pub use merge::{Merge, MergeGradients, MergePlan, MergeShape, MergeTensors};
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::piece::Piece;
 use crate::tensor::TensorView;
 
 /// Which attention is computed.
@@ -129,12 +130,9 @@ impl Lengths {
                 check_cumulative("cu_seqlens_q", cu_seqlens_q, queries)?;
                 check_cumulative("cu_seqlens_k", cu_seqlens_k, keys)?;
                 if cu_seqlens_k.len() != cu_seqlens_q.len() {
-                    let got = format!("{} entries", cu_seqlens_k.len());
-                    return Err(Error::argument(
-                        "cu_seqlens_k",
-                        got,
-                        format!("{}, as cu_seqlens_q", cu_seqlens_q.len()),
-                    ));
+                    let (got, needed) = (cu_seqlens_k.len(), cu_seqlens_q.len());
+                    let got = format!("{got} entries");
+                    return Err(Error::argument("cu_seqlens_k", got, format!("{needed}, as cu_seqlens_q")));
                 }
             }
             Lengths::Cache { kv_lens } => {
@@ -154,7 +152,18 @@ impl Lengths {
     pub(crate) fn sequences(&self, shape: &AttentionShape) -> usize {
         match self {
             Lengths::Packed { cu_seqlens_q, .. } => cu_seqlens_q.len().saturating_sub(1),
-            Lengths::Full | Lengths::Cache { .. } => shape.batch,
+            _ => shape.batch,
+        }
+    }
+
+    /// The lengths of a piece's sequences.
+    fn part(&self, piece: &Piece) -> Lengths {
+        match self {
+            Lengths::Cache { kv_lens } => {
+                // Lengths that do not fit the batch are refused elsewhere.
+                Lengths::Cache { kv_lens: kv_lens.get(piece.batch.clone()).unwrap_or(kv_lens).to_vec() }
+            }
+            lengths => lengths.clone(),
         }
     }
 
@@ -230,6 +239,12 @@ impl AttentionShape {
         }
     }
 
+    /// The sizes of a piece, whose heads are key/value heads.
+    fn part(&self, piece: &Piece) -> Self {
+        let (batch, kv_heads) = (piece.batch.len(), piece.heads.len());
+        AttentionShape { batch, heads: kv_heads * self.group(), kv_heads, ..*self }
+    }
+
     /// Query heads per key/value head.
     pub fn group(&self) -> usize {
         self.heads.checked_div(self.kv_heads).unwrap_or(1)
@@ -280,6 +295,28 @@ impl AttentionTensors {
             lengths: Lengths::Full,
             workspace: None,
         }
+    }
+
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &AttentionShape, piece: &Piece) -> Result<Self> {
+        Ok(AttentionTensors {
+            q: piece.of(&self.q, shape.group())?,
+            k: piece.of(&self.k, 1)?,
+            v: piece.of(&self.v, 1)?,
+            sink_k: operands::sink_part(&self.sink_k, shape, piece)?,
+            sink_v: operands::sink_part(&self.sink_v, shape, piece)?,
+            intervals: piece.of_batch(&self.intervals)?,
+            out: piece.of(&self.out, shape.group())?,
+            lse: self.lse.as_ref().map(|lse| piece.of(lse, shape.group())).transpose()?,
+            lengths: self.lengths.part(piece),
+            workspace: None,
+        })
+    }
+
+    /// The tensors that kernels bind as they are.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let tensors = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("out", &self.out)];
+        tensors.into_iter().chain(self.lse.iter().map(|lse| ("lse", lse)))
     }
 
     fn operands(&self) -> operands::Operands<'_> {

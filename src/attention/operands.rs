@@ -4,6 +4,7 @@ use super::{AttentionConfig, AttentionShape, Lengths, Method, Sink};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernel::{BoundRange, Call, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Kernel, input, params, wgsl, workspace};
 use crate::tensor::{TensorView, check_longest};
 
@@ -112,14 +113,14 @@ pub(super) struct Blocks {
     /// Most keys of a sequence.
     pub longest: usize,
     /// Of ragged sequences: 6 words a sequence, then (sequence, block) of every block of rows, then of nodes.
-    pub table: Option<wgpu::Buffer>,
+    table: Option<Vec<u32>>,
     row_table: usize,
     node_table: usize,
 }
 
 impl Blocks {
     /// Refuses lengths that don't fit the shape.
-    pub fn new(gpu: &Gpu, config: &AttentionConfig, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
+    pub fn new(config: &AttentionConfig, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
         let (row_blocks, node_blocks) = (|rows: usize| rows.div_ceil(BLOCK_Q), |room: usize| room / own_nodes + 1);
         let AttentionShape { batch, queries, keys, .. } = *shape;
@@ -163,17 +164,15 @@ impl Blocks {
         row_entries.sort_by_key(|&(seen, _)| std::cmp::Reverse(seen));
         let rows = row_entries.iter().flat_map(|(_, entry)| entry);
         let table = words.iter().flatten().chain(rows).chain(node_entries.iter().flatten());
-        let mut table: Vec<u32> = table.map(|&word| word as u32).collect();
         // Never an empty buffer.
-        table.push(0);
-        let label = "lengths of sequences";
+        let table = table.chain(&[0]).map(|&word| word as u32).collect();
         Ok(Blocks {
             rows: row_entries.len(),
             nodes: node_entries.len(),
             batch: 1,
             sequences: words.len(),
             longest: words.iter().map(|words| words[4]).max().unwrap_or(0),
-            table: Some(gpu.allocate(label, table.len() as u64 * 4, Some(bytemuck::cast_slice(&table)))?),
+            table: Some(table),
             row_table: 6 * words.len(),
             node_table: 6 * words.len() + 2 * row_entries.len(),
         })
@@ -194,9 +193,38 @@ impl Blocks {
         ("RAGGED", self.table.is_some().into())
     }
 
-    /// The table, if there is one.
-    pub fn bound(&self) -> Option<BoundRange> {
-        self.table.as_ref().map(BoundRange::whole)
+    /// The table on the device, if there is one.
+    pub fn upload(&self, gpu: &Gpu) -> Result<Option<BoundRange>> {
+        let Some(table) = &self.table else { return Ok(None) };
+        let bytes = bytemuck::cast_slice(table);
+        let buffer = gpu.allocate("lengths of sequences", bytes.len() as u64, Some(bytes))?;
+        Ok(Some(BoundRange::whole(&buffer)))
+    }
+}
+
+/// Takes a call apart so that the workspace of every piece can be bound; the pieces, and the bytes that suffice for each.
+pub(super) fn plan_pieces(
+    shape: &AttentionShape,
+    lengths: &Lengths,
+    bytes: impl Fn(&AttentionShape, &Lengths) -> Result<u64>,
+) -> Result<(Vec<Piece>, u64)> {
+    let of = |piece: &Piece| bytes(&shape.part(piece), &lengths.part(piece));
+    let pieces = Piece::whole(shape.batch, shape.kv_heads).split(&|piece| of(piece).map(drop))?;
+    let most = pieces.iter().map(of).try_fold(0, |most, bytes| Ok(bytes?.max(most)))?;
+    Ok((pieces, most))
+}
+
+/// A piece's part of a sink; of packed sequences every piece has all.
+pub(super) fn sink_part(
+    sink: &Option<TensorView>,
+    shape: &AttentionShape,
+    piece: &Piece,
+) -> Result<Option<TensorView>> {
+    let Some(sink) = sink else { return Ok(None) };
+    let heads = sink.narrow(1, piece.heads.start, piece.heads.len())?;
+    match is_shared(sink) || sink.shape()[0] != shape.batch {
+        true => Ok(Some(heads)),
+        false => heads.narrow(0, piece.batch.start, piece.batch.len()).map(Some),
     }
 }
 
@@ -239,18 +267,17 @@ impl<'a> Operands<'a> {
         config: &AttentionConfig,
         shape: &AttentionShape,
         sequences: usize,
-        limits: &wgpu::Limits,
     ) -> Result<Vec<(&'static str, &'a TensorView)>> {
         let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
-        self.q.check_stored("q", &[batch, heads, queries, config.head_dim], limits)?;
-        self.k.check_stored("k", &[batch, kv_heads, keys, config.head_dim], limits)?;
-        self.v.check_stored("v", &[batch, kv_heads, keys, config.value_dim], limits)?;
+        self.q.check_stored("q", &[batch, heads, queries, config.head_dim])?;
+        self.k.check_stored("k", &[batch, kv_heads, keys, config.head_dim])?;
+        self.v.check_stored("v", &[batch, kv_heads, keys, config.value_dim])?;
         let mut inputs = vec![("q", self.q), ("k", self.k), ("v", self.v)];
         for (name, sink, dim) in [("sink_k", self.sink_k, config.head_dim), ("sink_v", self.sink_v, config.value_dim)] {
             match (sink, config.sink == Sink::Given) {
                 (Some(sink), true) => {
                     let sinks = if is_shared(sink) { 1 } else { sequences };
-                    sink.check_stored(name, &[sinks, kv_heads, dim], limits)?;
+                    sink.check_stored(name, &[sinks, kv_heads, dim])?;
                     inputs.push((name, sink));
                 }
                 (None, true) => return Err(Error::argument(name, "none", "a tensor, since the sink is Sink::Given")),
@@ -265,7 +292,7 @@ impl<'a> Operands<'a> {
             if config.method == Method::Softmax {
                 return Err(Error::argument("intervals", "a tensor", "none with Method::Softmax"));
             }
-            intervals.check("intervals", &[batch, keys], limits)?;
+            intervals.check("intervals", &[batch, keys])?;
             inputs.push(("intervals", intervals));
         }
         Ok(inputs)

@@ -228,8 +228,8 @@ impl EflaBackwardPlan {
             ("d_out", &tensors.d_out, &value_shape),
         ] {
             match name {
-                "beta" => view.check(name, shape, limits)?,
-                _ => view.check_stored(name, shape, limits)?,
+                "beta" => view.check(name, shape)?,
+                _ => view.check_stored(name, shape)?,
             }
             inputs.push((name, view));
         }
@@ -242,8 +242,8 @@ impl EflaBackwardPlan {
             ("d_beta", &tensors.d_beta, &beta_shape),
         ] {
             match name {
-                "d_beta" => view.check_output(name, shape, limits)?,
-                _ => view.check_stored_output(name, shape, limits)?,
+                "d_beta" => view.check_output(name, shape)?,
+                _ => view.check_stored_output(name, shape)?,
             }
             outputs.push((name, view));
         }
@@ -254,7 +254,7 @@ impl EflaBackwardPlan {
             after: ("d_initial_state", tensors.d_initial_state.as_ref()),
         };
         for ends in [&state, &d_state] {
-            ends.check(&state_shape, limits)?;
+            ends.check(&state_shape)?;
             inputs.extend(ends.input());
             outputs.extend(ends.output());
         }

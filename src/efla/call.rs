@@ -157,12 +157,12 @@ pub(super) struct StateArguments<'a> {
 }
 
 impl<'a> StateArguments<'a> {
-    pub fn check(&self, shape: &[usize], limits: &wgpu::Limits) -> Result<()> {
+    pub fn check(&self, shape: &[usize]) -> Result<()> {
         if let (name, Some(view)) = self.before {
-            view.check(name, shape, limits)?;
+            view.check(name, shape)?;
         }
         if let (name, Some(view)) = self.after {
-            view.check_output(name, shape, limits)?;
+            view.check_output(name, shape)?;
         }
         Ok(())
     }

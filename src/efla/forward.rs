@@ -220,16 +220,16 @@ impl EflaPlan {
         let (config, limits) = (self.efla.config(), gpu.limits());
         let EflaShape { batch, heads, value_heads, tokens } = self.shape;
         let state_shape = [batch, value_heads, config.key_dim, config.value_dim];
-        tensors.q.check_stored("q", &[batch, heads, tokens, config.key_dim], limits)?;
-        tensors.k.check_stored("k", &[batch, heads, tokens, config.key_dim], limits)?;
-        tensors.v.check_stored("v", &[batch, value_heads, tokens, config.value_dim], limits)?;
-        tensors.beta.check("beta", &[batch, value_heads, tokens], limits)?;
-        tensors.out.check_stored_output("out", &[batch, value_heads, tokens, config.value_dim], limits)?;
+        tensors.q.check_stored("q", &[batch, heads, tokens, config.key_dim])?;
+        tensors.k.check_stored("k", &[batch, heads, tokens, config.key_dim])?;
+        tensors.v.check_stored("v", &[batch, value_heads, tokens, config.value_dim])?;
+        tensors.beta.check("beta", &[batch, value_heads, tokens])?;
+        tensors.out.check_stored_output("out", &[batch, value_heads, tokens, config.value_dim])?;
         let state = StateArguments {
             before: ("initial_state", tensors.initial_state.as_ref()),
             after: ("final_state", tensors.final_state.as_ref()),
         };
-        state.check(&state_shape, limits)?;
+        state.check(&state_shape)?;
         let mut inputs = vec![("q", &tensors.q), ("k", &tensors.k), ("v", &tensors.v), ("beta", &tensors.beta)];
         inputs.extend(state.input());
         let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;

@@ -2,13 +2,13 @@
 
 use continuous_attention::reference::attention::{Output, merge};
 use continuous_attention::{
-    Attention, AttentionConfig, AttentionShape, AttentionTensors, Efla, EflaConfig, EflaShape, EflaTensors, Form, Gpu,
-    Method, Sink, Tensor, TensorView,
+    Attention, AttentionConfig, AttentionGradients, AttentionShape, AttentionTensors, Efla, EflaConfig, EflaShape,
+    EflaTensors, Form, Gpu, Method, Sink, Tensor, TensorView,
 };
 
 use crate::harness::{
-    AttentionCase, AttentionOutput, EflaCase, EflaOutput, FORMS, Guarded, bits, gpu, judge, rng, submit, submit_all,
-    widen,
+    AttentionCase, AttentionOutput, EflaCase, EflaOutput, FORMS, Guarded, bits, gpu, judge, normal, rng, submit,
+    submit_all, widen,
 };
 
 const SINKS: [Sink; 4] = [Sink::Zero, Sink::First, Sink::Given, Sink::None];
@@ -593,4 +593,92 @@ fn decoding_equals_the_whole() {
         let label = format!("token {at} of {}", whole.label());
         judge(&label, "out", &out.read(gpu, &label), &rows(&want.out, tokens, 4, at, at + 1), whole.limit());
     }
+}
+
+/// q, k and v, and their gradients, as parts of one fused tensor, `[B, T, 3, H, D]` or `[B, T, H, 3, D]`.
+#[test]
+fn fused_inputs_and_gradients() {
+    let gpu = gpu();
+    let (batch, heads, tokens, dim) = (2, 3, 37, 8);
+    let shape = [batch, heads, tokens, dim];
+    let config = AttentionConfig { head_dim: dim, value_dim: dim, ..Default::default() };
+    let attention = Attention::new(gpu, config).unwrap();
+    let mut rng = rng(77);
+    let count = batch * heads * tokens * dim;
+    let fused_values = normal(&mut rng, 3 * count);
+    let d_out = gpu.upload(&normal(&mut rng, count), &shape).unwrap();
+    let run = |qkv: [TensorView; 3], gradients: [TensorView; 3]| {
+        let [q, k, v] = qkv;
+        let (out, lse) = (gpu.zeros(&shape).unwrap(), gpu.zeros(&shape[..3]).unwrap());
+        let forward = AttentionTensors { lse: Some(lse.view()), ..AttentionTensors::new(q, k, v, out.view()) };
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        attention.forward(&mut encoder, &forward).unwrap();
+        let backward = AttentionGradients::new(&forward, lse.view(), d_out.view(), gradients);
+        attention.backward(&mut encoder, &backward).unwrap();
+        gpu.queue().submit([encoder.finish()]);
+        gpu.read(&out).unwrap()
+    };
+    for per_head in [false, true] {
+        let (part, head) = if per_head { (dim, 3 * dim) } else { (heads * dim, dim) };
+        let strides = [tokens * 3 * heads * dim, head, 3 * heads * dim, 1];
+        let parts = |buffer: &wgpu::Buffer| {
+            [0, 1, 2].map(|index: usize| TensorView::strided(buffer, (index * part) as u64, &shape, &strides))
+        };
+        let qkv = gpu.upload(&fused_values, &[3 * count]).unwrap();
+        let gradients = gpu.upload(&vec![f32::NAN; 3 * count], &[3 * count]).unwrap();
+        let out = run(parts(qkv.buffer()), parts(gradients.buffer()));
+        // The same values in tensors of their own.
+        let dense = [(); 3].map(|()| gpu.zeros(&shape).unwrap());
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        for (from, to) in parts(qkv.buffer()).iter().zip(&dense) {
+            gpu.copy(&mut encoder, from, &to.view()).unwrap();
+        }
+        gpu.queue().submit([encoder.finish()]);
+        let separate = [(); 3].map(|()| gpu.zeros(&shape).unwrap());
+        let want = run(dense.each_ref().map(Tensor::view), separate.each_ref().map(Tensor::view));
+        assert_eq!(bits(&out), bits(&want));
+        let fused = gpu.read(&gradients).unwrap();
+        for (index, separate) in separate.iter().enumerate() {
+            for (at, value) in gpu.read(separate).unwrap().iter().enumerate() {
+                let (b, h, t, d) = (at / dim / tokens / heads, at / dim / tokens % heads, at / dim % tokens, at % dim);
+                let got = fused[index * part + b * strides[0] + h * strides[1] + t * strides[2] + d];
+                assert_eq!(got.to_bits(), value.to_bits(), "gradient {index}, element {at}");
+            }
+        }
+    }
+}
+
+/// Views of one buffer, drawn at random: none that share an element are let through.
+#[test]
+fn overlaps_are_found() {
+    let gpu = gpu();
+    let buffer = gpu.zeros(&[4096]).unwrap();
+    let mut rng = rng(78);
+    let (mut refused, mut interleaved) = (0, 0);
+    for _ in 0..3000 {
+        let shape: Vec<usize> = (0..3).map(|_| rng.usize(1..4)).collect();
+        let period = rng.usize(1..9);
+        let mut view = || {
+            let strides: Vec<usize> =
+                (0..3).map(|_| if rng.bool() { period * rng.usize(1..12) } else { rng.usize(1..12) }).collect();
+            let offset = rng.usize(..40);
+            let mut elements: Vec<usize> = Vec::new();
+            for a in 0..shape[0] {
+                for b in 0..shape[1] {
+                    elements.extend((0..shape[2]).map(|c| offset + a * strides[0] + b * strides[1] + c * strides[2]));
+                }
+            }
+            (TensorView::strided(buffer.buffer(), offset as u64, &shape, &strides), elements)
+        };
+        let ((from, read), (to, written)) = (view(), view());
+        let result = gpu.bind_copy(&from, &to);
+        if read.iter().any(|at| written.contains(at)) {
+            refused += 1;
+            assert!(result.is_err(), "{from:?} {to:?}");
+        } else if result.is_ok() && read.iter().max() > written.iter().min() && written.iter().max() > read.iter().min()
+        {
+            interleaved += 1;
+        }
+    }
+    assert!(refused > 500 && interleaved > 20, "{refused} {interleaved}");
 }

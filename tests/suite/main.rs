@@ -23,3 +23,4 @@ mod errors;
 mod given;
 mod nan;
 mod rotary;
+mod sizes;

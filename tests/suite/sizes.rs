@@ -1,0 +1,196 @@
+//! Calls that are larger than a binding: taken apart over batch and heads, with the results of the whole.
+
+use continuous_attention::*;
+
+use crate::harness::{gpu, normal, rng};
+
+/// A device whose bindings hold `bytes` only.
+fn narrow_gpu(bytes: u64) -> Gpu {
+    let adapters = pollster::block_on(Gpu::adapters());
+    let infos: Vec<_> = adapters.iter().map(wgpu::Adapter::get_info).collect();
+    let adapter = &adapters[Gpu::preferred(&infos).unwrap()];
+    let limits = wgpu::Limits {
+        max_storage_buffer_binding_size: bytes,
+        min_storage_buffer_offset_alignment: adapter.limits().min_storage_buffer_offset_alignment,
+        ..Default::default()
+    };
+    let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).unwrap();
+    Gpu::from_wgpu(device, queue).unwrap()
+}
+
+/// A tensor in a buffer of its own, whatever a binding holds.
+fn tensor(gpu: &Gpu, values: &[f32], shape: &[usize]) -> TensorView {
+    let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 4 * values.len() as u64,
+        usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC,
+        mapped_at_creation: false,
+    });
+    gpu.queue().write_buffer(&buffer, 0, bytemuck::cast_slice(values));
+    TensorView::new(&buffer, 0, shape)
+}
+
+fn nan(gpu: &Gpu, shape: &[usize]) -> TensorView {
+    tensor(gpu, &vec![f32::NAN; shape.iter().product()], shape)
+}
+
+/// Reads a tensor that fills its buffer.
+fn read(gpu: &Gpu, buffer: &wgpu::Buffer) -> Vec<f32> {
+    let staging = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: buffer.size(),
+        usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, buffer.size());
+    gpu.queue().submit([encoder.finish()]);
+    staging.slice(..).map_async(wgpu::MapMode::Read, |result| result.unwrap());
+    gpu.device().poll(wgpu::PollType::wait_indefinitely()).unwrap();
+    bytemuck::cast_slice(&staging.slice(..).get_mapped_range().unwrap()).to_vec()
+}
+
+/// Forward and backward, in one submission; every result by name.
+fn attention(gpu: &Gpu, sink: Sink, lengths: Lengths) -> Vec<(&'static str, Vec<f32>)> {
+    let (batch, heads, kv_heads, queries, keys, dim) = (3, 4, 2, 33, 40, 8);
+    let config = AttentionConfig { head_dim: dim, value_dim: dim, sink, ..Default::default() };
+    let mut rng = rng(1);
+    let mut random = |shape: &[usize]| tensor(gpu, &normal(&mut rng, shape.iter().product()), shape);
+    let (q_shape, k_shape) = ([batch, heads, queries, dim], [batch, kv_heads, keys, dim]);
+    let (q, k, v, d_out) = (random(&q_shape), random(&k_shape), random(&k_shape), random(&q_shape));
+    let given = sink == Sink::Given;
+    let [sink_k, sink_v] = [1, batch].map(|batch| given.then(|| random(&[batch, kv_heads, dim])));
+    let intervals: Vec<f32> = (0..batch * keys).map(|at| 0.1 + (at % 7) as f32).collect();
+    let mut outputs = vec![("out", nan(gpu, &q_shape)), ("lse", nan(gpu, &q_shape[..3]))];
+    outputs.extend([("d_q", nan(gpu, &q_shape)), ("d_k", nan(gpu, &k_shape)), ("d_v", nan(gpu, &k_shape))]);
+    outputs.push(("d_intervals", nan(gpu, &[batch, keys])));
+    let d_sink = |sink: &Option<TensorView>| sink.as_ref().map(|sink| nan(gpu, sink.shape()));
+    let (d_sink_k, d_sink_v) = (d_sink(&sink_k), d_sink(&sink_v));
+    let forward = AttentionTensors {
+        sink_k,
+        sink_v,
+        intervals: Some(tensor(gpu, &intervals, &[batch, keys])),
+        lse: Some(outputs[1].1.clone()),
+        lengths,
+        ..AttentionTensors::new(q, k, v, outputs[0].1.clone())
+    };
+    let gradients = [2, 3, 4].map(|index: usize| outputs[index].1.clone());
+    let backward = AttentionGradients {
+        d_sink_k: d_sink_k.clone(),
+        d_sink_v: d_sink_v.clone(),
+        d_intervals: Some(outputs[5].1.clone()),
+        ..AttentionGradients::new(&forward, outputs[1].1.clone(), d_out, gradients)
+    };
+    outputs.extend(d_sink_k.map(|view| ("d_sink_k", view)));
+    outputs.extend(d_sink_v.map(|view| ("d_sink_v", view)));
+    let operator = Attention::new(gpu, config).unwrap();
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    operator.forward(&mut encoder, &forward).unwrap();
+    operator.backward(&mut encoder, &backward).unwrap();
+    gpu.queue().submit([encoder.finish()]);
+    outputs.iter().map(|(name, view)| (*name, read(gpu, view.buffer()))).collect()
+}
+
+/// The bytes of a head of q or out are 1056, of a head of k or v 1280.
+#[test]
+fn attention_over_one_binding() {
+    let cache = Lengths::Cache { kv_lens: vec![40, 0, 17] };
+    for (sink, lengths) in [(Sink::Zero, Lengths::Full), (Sink::Given, Lengths::Full), (Sink::Given, cache)] {
+        let whole = attention(gpu(), sink, lengths.clone());
+        // Two sequences at a time; one; one pair of heads at a time.
+        for bytes in [9 << 10, 5 << 10, 5 << 9] {
+            for ((name, whole), (_, parts)) in whole.iter().zip(attention(&narrow_gpu(bytes), sink, lengths.clone())) {
+                let exact = !matches!(*name, "d_sink_k" | "d_intervals");
+                for (at, (a, b)) in whole.iter().zip(&parts).enumerate() {
+                    // What gathers over pieces is summed in another order.
+                    let same = if exact { a.to_bits() == b.to_bits() } else { (a - b).abs() <= 1e-5 * (1.0 + a.abs()) };
+                    assert!(same, "{name} {at}: {a} and {b}, {bytes} bytes, {sink:?} {lengths:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_over_one_binding_is_refused() {
+    let gpu = narrow_gpu(1 << 10);
+    let shape = [2, 2, 40, 8];
+    let tensors = || nan(&gpu, &shape);
+    let attention = Attention::new(&gpu, AttentionConfig { head_dim: 8, value_dim: 8, ..Default::default() }).unwrap();
+    let tensors = AttentionTensors::new(tensors(), tensors(), tensors(), tensors());
+    let error = attention.plan(&tensors.shape().unwrap()).unwrap().bind(&tensors).unwrap_err();
+    assert_eq!(
+        error,
+        Error::Limit {
+            argument: "q, in bytes".to_string(),
+            got: 1280,
+            limit_name: "max_storage_buffer_binding_size",
+            limit: 1024
+        }
+    );
+}
+
+/// Rotary embedding, merge (both ways) and copy of `[3, 4, 33, 8]`; every result.
+fn small_operators(gpu: &Gpu) -> Vec<Vec<f32>> {
+    let shape = [3, 4, 33, 8];
+    let mut rng = rng(2);
+    let mut random = |shape: &[usize]| tensor(gpu, &normal(&mut rng, shape.iter().product()), shape);
+    let [a, b, d_out] = [(); 3].map(|()| random(&shape));
+    let [lse_a, lse_b, positions] = [&shape[..3], &shape[..3], &[3, 33]].map(&mut random);
+    let outputs = [(); 5].map(|()| nan(gpu, &shape));
+    let rows = [(); 3].map(|()| nan(gpu, &shape[..3]));
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    let rotary = Rotary::new(gpu, RotaryConfig { dim: 8, ..Default::default() }).unwrap();
+    let turned = RotaryTensors { positions: Some(positions), ..RotaryTensors::new(a.clone(), outputs[0].clone()) };
+    rotary.forward(&mut encoder, 0, &turned).unwrap();
+    let merge = Merge::new(gpu).unwrap();
+    let [out, d_out_a, d_out_b] = [1, 2, 3].map(|index: usize| outputs[index].clone());
+    let [lse, d_lse_a, d_lse_b] = rows.clone();
+    let (out_a, out_b) = (a.clone(), b);
+    let sides = MergeTensors { out_a, lse_a, out_b, lse_b, out, lse };
+    merge.forward(&mut encoder, &sides).unwrap();
+    let MergeTensors { out_a, lse_a, out_b, lse_b, .. } = sides;
+    let gradients =
+        MergeGradients { out_a, lse_a, out_b, lse_b, d_out, d_lse: None, d_out_a, d_lse_a, d_out_b, d_lse_b };
+    merge.backward(&mut encoder, &gradients).unwrap();
+    gpu.copy(&mut encoder, &a, &outputs[4]).unwrap();
+    gpu.queue().submit([encoder.finish()]);
+    outputs.iter().chain(&rows).map(|view| read(gpu, view.buffer())).collect()
+}
+
+#[test]
+fn small_operators_over_one_binding() {
+    let whole = small_operators(gpu());
+    for bytes in [9 << 10, 5 << 10, 5 << 9] {
+        for (index, (whole, parts)) in whole.iter().zip(small_operators(&narrow_gpu(bytes))).enumerate() {
+            assert!(whole.iter().all(|x| !x.is_nan()), "output {index}");
+            assert!(whole.iter().zip(&parts).all(|(a, b)| a.to_bits() == b.to_bits()), "output {index}, {bytes} bytes");
+        }
+    }
+}
+
+#[test]
+fn more_workgroups_than_one_dimension_holds() {
+    let shape = [70_000, 1, 1, 4];
+    let mut rng = rng(3);
+    let mut random = || gpu().upload(&normal(&mut rng, 280_000), &shape).unwrap();
+    let (q, k, v) = (random(), random(), random());
+    let (out, d_q, d_k, d_v) = (random(), random(), random(), random());
+    let lse = gpu().upload(&vec![f32::NAN; 70_000], &shape[..3]).unwrap();
+    let config = AttentionConfig { head_dim: 4, value_dim: 4, sink: Sink::None, ..Default::default() };
+    let attention = Attention::new(gpu(), config).unwrap();
+    let mut encoder = gpu().device().create_command_encoder(&Default::default());
+    let mut forward = AttentionTensors::new(q.view(), k.view(), v.view(), out.view());
+    forward.lse = Some(lse.view());
+    attention.forward(&mut encoder, &forward).unwrap();
+    let gradients = [d_q.view(), d_k.view(), d_v.view()];
+    // d_out is v: any tensor would do.
+    attention.backward(&mut encoder, &AttentionGradients::new(&forward, lse.view(), v.view(), gradients)).unwrap();
+    gpu().queue().submit([encoder.finish()]);
+    // A row of one node returns its value, and hands the gradient on to it.
+    let v = gpu().read(&v).unwrap();
+    assert!(gpu().read(&out).unwrap() == v && gpu().read(&d_v).unwrap() == v);
+    assert!(gpu().read(&lse).unwrap().iter().all(|lse| *lse == f32::NEG_INFINITY));
+    assert!([d_q, d_k].iter().all(|zeros| gpu().read(zeros).unwrap().iter().all(|x| *x == 0.0)));
+}
