@@ -2,6 +2,8 @@
 // chunk and V_new [C, D_v] the chunk's updates,
 //
 //     found = P = K̂S + strict_lower(K̂K̂ᵀ) V_new  [C, D_k] x [D_k, D_v] + [C, C] x [C, D_v]
+//
+// With DECAY it finds it after the token's decay: P = diag(G) K̂S + strict_lower(D ∘ K̂K̂ᵀ) V_new.
 
 // Products: the matrix, whose left side is also that of K̂S; then matrix x V_new.
 const SCORES: u32 = 0u;
@@ -39,6 +41,9 @@ fn main(
             stage_state(tile, column0, value0);
             workgroupBarrier();
             add_product(tile, &sums);
+        }
+        if DECAY == 1u {
+            scale_rows(&sums, row_decays(tile)[0]);
         }
         workgroupBarrier();
         stage_right(tile, UPDATES, value0);

@@ -6,6 +6,8 @@
 //     [C, C] x [C, D_k] + [C, D_v] x [D_v, D_k] + [C, C] x [C, D_k],  the matrices [C, D_v] x [D_v, C]
 //
 // which is a value head's part of d_k but for the term −c·SY that efla_backward_read adds.
+// With DECAY the matrices are taken times D, X dS'ᵀ becomes diag(E) X dS'ᵀ, and d_log_decay of token t gets what the
+// state after the chunk has of the tokens before t: Σ_{j<t} f_j, f_j = E_j |k_j| k̂_j·(dS' X_j).
 // Rows of a matrix are writers i, columns the later tokens r that read what i wrote: by their query, or by their key.
 
 // Who reads: queries (r ≥ i), then keys (r > i).
@@ -49,6 +51,8 @@ fn main(
         return;
     }
     let tile = tile_of(index, thread);
+    // f of rows 4y.. over this invocation's columns.
+    var written = vec4(0.0);
     for (var readers = 0u; readers < 2u; readers++) {
         let mask = select(UPPER, STRICT_UPPER, readers == KEYS);
         multiply_rows(tile, readers, params.value_dim, mask);
@@ -60,6 +64,13 @@ fn main(
                 stage_state(tile, column0, value0);
                 workgroupBarrier();
                 add_product_transposed(tile, &sums);
+            }
+            if DECAY == 1u && readers == KEYS {
+                scale_rows(&sums, row_decays(tile)[1]);
+                for (var r = 0u; r < 4u; r++) {
+                    let key = load_unit_key(tile.place, tile.token0 + 4u * tile.y + r, column0 + 4u * tile.x);
+                    written[r] += dot(key, sums[r]);
+                }
             }
             workgroupBarrier();
             stage_right(tile, DIRECTIONS + readers, column0);
@@ -82,6 +93,18 @@ fn main(
                     w[at + c] = value[c];
                 }
             }
+        }
+    }
+    if DECAY == 1u {
+        sum_columns(tile, written);
+        if thread < CHUNK && tile.token0 + thread < params.tokens {
+            var sum = 0.0;
+            for (var j = 0u; j < thread; j++) {
+                // |k| as the gates have it; where k = 0 it says 1, but there f = 0.
+                let size = select(load_gate(tile.place, tile.token0 + j).z, 1.0, params.normalize_k == 1u);
+                sum += size * left[j / 4u][j % 4u];
+            }
+            gates[plane_at(DECAY_BY_END, tile.place, tile.token0 + thread)] = sum;
         }
     }
 }

@@ -3,6 +3,7 @@
 //
 //     u = scale · lower_incl(QK̂ᵀ)ᵀ dO  [C, C] x [C, D_v]        states = scale · QᵀdO  [D_k, C] x [C, D_v]
 //
+// With DECAY lower_incl(D ∘ QK̂ᵀ) and (diag(G) Q)ᵀdO.
 // The first is the part of dV_new from within the chunk, the second a part of the gradient of the state before it.
 // Rows of the matrix are updates i, columns are queries r ≥ i.
 
@@ -49,8 +50,11 @@ fn main(
             workgroupBarrier();
             for (var i = thread; i < CHUNK * VECTORS; i += THREADS) {
                 let row = i / VECTORS;
-                left[row * PITCH + i % VECTORS] =
-                    load_query(tile.place, tile.token0 + row, column0 + 4u * (i % VECTORS));
+                var query = load_query(tile.place, tile.token0 + row, column0 + 4u * (i % VECTORS));
+                if DECAY == 1u {
+                    query *= load_decay(tile.place, tile.token0 + row).y;
+                }
+                left[row * PITCH + i % VECTORS] = query;
             }
             workgroupBarrier();
             // 4 rows of the state at a time; with chunks of 64 half of the invocations have none.

@@ -3,7 +3,7 @@
 //     O = scale (Q S + P V_new)  [C, D_k] x [D_k, D_v] + [C, C] x [C, D_v]
 //     P = lower_incl(Q K̂ᵀ)  [C, D_k] x [D_k, C]
 //
-// with S the state before the chunk and V_new from pass 2.
+// with S the state before the chunk and V_new from pass 2. With DECAY diag(G) Q S and P = lower_incl(D ∘ QK̂ᵀ).
 
 // Products: P, whose left side is also that of Q S; then P V_new.
 const SCORES: u32 = 0u;
@@ -43,6 +43,9 @@ fn main(
             stage_state(tile, column0, value0);
             workgroupBarrier();
             add_product(tile, &sums);
+        }
+        if DECAY == 1u {
+            scale_rows(&sums, row_decays(tile)[0]);
         }
         workgroupBarrier();
         stage_right(tile, UPDATES, value0);

@@ -9,16 +9,20 @@
 // W and U go to the workspace, padded to whole chunks: w [B, H_v, chunks·C, D_k], u [B, H_v, chunks·C, D_v].
 // An invocation has 4 rows x 4 columns of a product.
 //
+// With DECAY token t sees what token j wrote through D_{tj} and the state before the chunk through G_t (efla_tile.wgsl):
+//
+//     A = strict_lower(D ∘ diag(γ) K̂K̂ᵀ)        W = T diag(γ G) K̂
+//
 // With REVERSE it prepares the backward scan, which solves with the transpose (efla_state.wgsl says what for):
 //
-//     w = −TᵀK̂  [C, C] x [C, D_k]        u ← Tᵀu  [C, C] x [C, D_v]
+//     w = −TᵀK̂  [C, C] x [C, D_k]        u ← Tᵀu  [C, C] x [C, D_v]        with DECAY w = −Tᵀ diag(E) K̂
 
 const THREADS: u32 = CHUNK / 4u * VECTORS;
 const BLOCKS: u32 = CHUNK / 4u;
 // 4-column blocks of the C x C product that an invocation has.
 const WIDE: u32 = (BLOCKS + VECTORS - 1u) / VECTORS;
 
-var<workgroup> stage: array<vec4<f32>, CHUNK * PITCH>;
+var<workgroup> left: array<vec4<f32>, CHUNK * PITCH>;
 // A, then T, transposed: [column][rows 4i..4i+3]. With REVERSE Aᵀ, then Tᵀ, transposed alike.
 var<workgroup> matrix: array<vec4<f32>, CHUNK * BLOCKS>;
 
@@ -48,19 +52,19 @@ fn main(
         workgroupBarrier();
         for (var i = thread; i < CHUNK * VECTORS; i += THREADS) {
             let row = i / VECTORS;
-            stage[row * PITCH + i % VECTORS] = load_unit_key(place, token0 + row, column0 + 4u * (i % VECTORS));
+            left[row * PITCH + i % VECTORS] = load_unit_key(place, token0 + row, column0 + 4u * (i % VECTORS));
         }
         workgroupBarrier();
         for (var n = 0u; n < WIDE; n++) {
             let block = x + VECTORS * n;
             if block < BLOCKS && select(block <= y, block >= y, REVERSE == 1u) {
                 for (var c = 0u; c < VECTORS; c++) {
-                    let r0 = stage[(4u * y) * PITCH + c];
-                    let r1 = stage[(4u * y + 1u) * PITCH + c];
-                    let r2 = stage[(4u * y + 2u) * PITCH + c];
-                    let r3 = stage[(4u * y + 3u) * PITCH + c];
+                    let r0 = left[(4u * y) * PITCH + c];
+                    let r1 = left[(4u * y + 1u) * PITCH + c];
+                    let r2 = left[(4u * y + 2u) * PITCH + c];
+                    let r3 = left[(4u * y + 3u) * PITCH + c];
                     for (var j = 0u; j < 4u; j++) {
-                        let k_j = stage[(4u * block + j) * PITCH + c];
+                        let k_j = left[(4u * block + j) * PITCH + c];
                         product[4u * n + j] += vec4(dot(r0, k_j), dot(r1, k_j), dot(r2, k_j), dot(r3, k_j));
                     }
                 }
@@ -74,8 +78,18 @@ fn main(
         load_gate(place, token0 + rows.z).x,
         load_gate(place, token0 + rows.w).x,
     );
+    if DECAY == 1u {
+        stage_kappas(place, token0, thread);
+    }
     for (var n = 0u; n < WIDE; n++) {
         let block = x + VECTORS * n;
+        if DECAY == 1u && block < BLOCKS && select(block <= y, block >= y, REVERSE == 1u) {
+            let decay = decays(y, block);
+            product[4u * n] *= decay[0];
+            product[4u * n + 1u] *= decay[1];
+            product[4u * n + 2u] *= decay[2];
+            product[4u * n + 3u] *= decay[3];
+        }
         for (var j = 0u; j < 4u && block < BLOCKS; j++) {
             let column = 4u * block + j;
             if REVERSE == 1u {
@@ -138,7 +152,11 @@ fn main(
             } else {
                 value = gate.y * load_v(place, token, column);
             }
-            stage[i / VECTORS * PITCH + i % VECTORS] = value;
+            if DECAY == 1u && is_key {
+                let decay = load_decay(place, token);
+                value *= select(decay.y, decay.z, REVERSE == 1u);
+            }
+            left[i / VECTORS * PITCH + i % VECTORS] = value;
         }
         // Behind it u may be overwritten: all of these columns are staged.
         storageBarrier();
@@ -150,7 +168,7 @@ fn main(
         let end = select(4u * y + 4u, CHUNK, REVERSE == 1u);
         for (var j = select(0u, 4u * y, REVERSE == 1u); j < end; j++) {
             let t_j = matrix[j * BLOCKS + y];
-            let value = stage[j * PITCH + x];
+            let value = left[j * PITCH + x];
             let kept = select(rows >= vec4(j), rows <= vec4(j), vec4(REVERSE == 1u));
             sum0 += select(vec4(0.0), t_j.x * value, kept.x);
             sum1 += select(vec4(0.0), t_j.y * value, kept.y);

@@ -1,6 +1,8 @@
 // EFLA token by token from a resident state, for decoding: with S [D_k, D_v],
 //
-//     S ← S + k̂ (c v − γ Sᵀk̂)ᵀ        o = scale Sᵀq
+//     S ← g S        S ← S + k̂ (c v − γ Sᵀk̂)ᵀ        o = scale Sᵀq
+//
+// where g = e^{log_decay}, with DECAY.
 //
 // A workgroup has STATE_COLUMNS columns of S in registers, PARTS invocations a column, D_k / PARTS rows each.
 
@@ -57,6 +59,12 @@ fn main(
     let out_base = params.out.x + place.batch * params.out.y + place.value_head * params.out.z;
     for (var token = 0u; token < params.tokens; token++) {
         let gate = load_gate(place, token);
+        if DECAY == 1u {
+            let decay = load_decay(place, token);
+            for (var r = 0u; r < ROWS; r++) {
+                state[r] = select(decay.y * state[r], state[r] - decay.w * state[r], is_slow(decay));
+            }
+        }
         for (var d = thread; d < KEY_STAGES * COLUMNS; d += THREADS) {
             var k_d = 0.0;
             var q_d = 0.0;

@@ -14,7 +14,13 @@
 //
 // where Y, the gradient of diag(c) V, replaces u, and the gradient after every chunk replaces states.
 //
-// With SCAN = REPLAY V_new stands in u already, and only the states before the chunks are computed again.
+// With DECAY, G and E of efla_tile.wgsl and G_C what is left of S at the end of the chunk,
+//
+//     S ← G_C S + (diag(E) K̂)ᵀ V_new        REVERSE: S ← G_C S + states − (γG K̂)ᵀY
+//
+// With SCAN = REPLAY V_new stands in u already, and only the states before the chunks are computed again, where the
+// gradients of the states after them stood. With DECAY the inner products G_C ⟨S, gradient⟩ of the two, what passes
+// through the chunk as it is, go to the end of `gates`.
 
 const REVERSE: u32 = 1u;
 const REPLAY: u32 = 2u;
@@ -37,9 +43,13 @@ fn load_w(row: u32, column: u32) -> vec4<f32> {
 
 // 4 columns of what a token multiplies its row of the update with.
 fn load_direction(place: Place, token: u32, column: u32) -> vec4<f32> {
-    let key = load_unit_key(place, token, column);
+    var key = load_unit_key(place, token, column);
     if SCAN == REVERSE {
-        return -load_gate(place, token).x * key;
+        key *= -load_gate(place, token).x;
+    }
+    if DECAY == 1u {
+        let decay = load_decay(place, token);
+        key *= select(decay.z, decay.y, SCAN == REVERSE);
     }
     return key;
 }
@@ -123,6 +133,12 @@ fn main(
             update[row * WIDTH + x] = value;
         }
 
+        var decay: vec4<f32>;
+        if DECAY == 1u {
+            decay = load_decay(place, min(token0 + CHUNK, params.tokens) - 1u);
+        }
+        // ⟨S, gradient of the state after the chunk⟩ over this invocation's elements, for REPLAY with DECAY.
+        var passed = vec4(0.0);
         // S: 4 rows x 4 columns an invocation, COLUMNS rows of S at a time.
         for (var key = 0u; key < KEY_STAGES; key++) {
             workgroupBarrier();
@@ -153,10 +169,31 @@ fn main(
                         if SCAN == REVERSE {
                             change[c] += states[at];
                         }
+                        if SCAN == REPLAY && DECAY == 1u {
+                            passed[c] += row[c] * states[at];
+                        }
                         states[at] = row[c];
                     }
-                    state[d * WIDTH + x] = row + change;
+                    if DECAY == 1u {
+                        state[d * WIDTH + x] =
+                            select(decay.y * row + change, row + (change - decay.w * row), is_slow(decay));
+                    } else {
+                        state[d * WIDTH + x] = row + change;
+                    }
                 }
+            }
+        }
+        if SCAN == REPLAY && DECAY == 1u {
+            workgroupBarrier();
+            stage[thread] = passed;
+            workgroupBarrier();
+            if thread < PASSED {
+                passed = vec4(0.0);
+                for (var i = thread; i < THREADS; i += PASSED) {
+                    passed += stage[i];
+                }
+                let part = (place.sequence * params.chunks + chunk) * blocks + index % blocks;
+                gates[passed_at(part) + thread] = decay.y * ((passed.x + passed.y) + (passed.z + passed.w));
             }
         }
     }

@@ -6,6 +6,7 @@
 //!   Euler step, chunk by chunk in parallel. The same kernels compute DeltaNet ([`Integrator::Euler`]).
 //! * Around them: [`Rotary`] position embedding, [`Merge`] of attention over two stretches of keys, and [`Gpu::copy`]
 //!   between views, which appends to a cache.
+//! * Decoding: [`Lengths::Cache`] attends to padded caches of different lengths, [`Efla::step`] carries a state on.
 //!
 //! Both have a forward and a backward pass in f32 and are judged by the float64 [`mod@reference`].
 //!

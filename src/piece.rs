@@ -5,6 +5,9 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::tensor::TensorView;
 
+/// More dispatches than any call of a real size needs: sizes beyond are refused.
+const MOST_PIECES: usize = 4096;
+
 /// A part of a call: some sequences of the batch with all their heads, or some heads of one sequence. Heads are those of
 /// which a call has fewest, so that groups stay together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,17 +24,25 @@ impl Piece {
 
     /// The fewest halves of halves of it that fit; an [`Error::Limit`] of a single head is the caller's.
     pub fn split(&self, fits: &impl Fn(&Piece) -> Result<()>) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        self.split_into(fits, &mut pieces)?;
+        Ok(pieces)
+    }
+
+    fn split_into(&self, fits: &impl Fn(&Piece) -> Result<()>, pieces: &mut Vec<Piece>) -> Result<()> {
         let error = match fits(self) {
-            Ok(()) => return Ok(vec![self.clone()]),
+            Ok(()) => {
+                pieces.push(self.clone());
+                return Ok(());
+            }
             Err(error) => error,
         };
-        let [first, second] = match (&error, self.halves()) {
-            (Error::Limit { .. }, Some(halves)) => halves,
-            _ => return Err(error),
-        };
-        let mut pieces = first.split(fits)?;
-        pieces.extend(second.split(fits)?);
-        Ok(pieces)
+        match (&error, self.halves()) {
+            (Error::Limit { .. }, Some(halves)) if pieces.len() < MOST_PIECES => {
+                halves.iter().try_for_each(|half| half.split_into(fits, pieces))
+            }
+            _ => Err(error),
+        }
     }
 
     fn halves(&self) -> Option<[Piece; 2]> {

@@ -27,8 +27,8 @@ pub type Exacts = BTreeMap<String, Exact>;
 pub fn compute(case: &Case) -> Result<Exacts> {
     let wide = Wide::new(&case.inputs);
     let results = match &case.operation {
-        Operation::Attention { config, shape } => compute_attention(config, shape, &wide)?,
-        Operation::Efla { config, shape } => compute_efla(config, shape, &wide)?,
+        Operation::Attention { config, shape, .. } => compute_attention(config, shape, &wide)?,
+        Operation::Efla { config, shape, .. } => compute_efla(config, shape, &wide)?,
     };
     let named = results.into_iter().map(|(name, shape, values)| (name.to_string(), Exact { shape, values }));
     Ok(named.collect())
@@ -37,7 +37,7 @@ pub fn compute(case: &Case) -> Result<Exacts> {
 /// The largest |a| over all logits a that some row sees, for the limits; None for EFLA.
 pub fn largest_logit(case: &Case) -> Result<Option<f64>> {
     match &case.operation {
-        Operation::Attention { config, shape } => {
+        Operation::Attention { config, shape, .. } => {
             let wide = Wide::new(&case.inputs);
             Ok(Some(attention::largest_logit(config, shape, &wide.attention())?))
         }
@@ -135,6 +135,7 @@ impl Wide<'_> {
             k: self.needed("k"),
             v: self.needed("v"),
             beta: self.needed("beta"),
+            log_decay: self.get("log_decay"),
             initial_state: self.get("initial_state"),
         }
     }

@@ -67,7 +67,7 @@ fn unpromised_step(config: &EflaConfig, case: &Case) -> Option<String> {
         let key = &k.values[(head * tokens + token) * key_dim..][..key_dim];
         let length = key.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
         let length = if config.normalize_k && length > 0.0 { 1.0 } else { length };
-        efla::gate(config.integrator, f64::from(beta), length).gamma
+        efla::gate(config.integrator, f64::from(beta), length, 0.0).gamma
     };
     let gammas: Vec<f64> = beta.values.iter().enumerate().map(gamma).collect();
     let (low, high) = gammas.iter().fold((0.0f64, 0.0f64), |(low, high), &gamma| (low.min(gamma), high.max(gamma)));

@@ -9,7 +9,7 @@ use crate::co2::Sample;
 use crate::engine::{Engine, Tensors};
 use crate::exact;
 use crate::judge::{Check, Limits};
-use continuous_attention::case::{Case, CaseTensor, Operation};
+use continuous_attention::case::{Case, CaseTensor, Layout, Operation};
 use continuous_attention::reference::efla;
 use continuous_attention::{DType, EflaConfig, EflaShape, Integrator, Result};
 use std::f64::consts::TAU;
@@ -142,7 +142,7 @@ impl Inputs {
             tensor("v", &[1, 1, tokens, 1], &self.v[..tokens]),
             tensor("beta", &[1, 1, tokens], &self.beta[..tokens]),
         ]);
-        let operation = Operation::Efla { config: *config, shape };
+        let operation = Operation::Efla { config: *config, shape, cu_seqlens: None, layout: Layout::default() };
         Case { file: "CO2 series".into(), operation, inputs, expected: Default::default() }
     }
 
@@ -159,6 +159,7 @@ impl Inputs {
                 k: &k[key],
                 v: &v[token..=token],
                 beta: &beta[token..=token],
+                log_decay: None,
                 initial_state: Some(&state),
             };
             state = efla::forward(config, &shape, &inputs)?.final_state;

@@ -44,14 +44,44 @@ const STRICT_LOWER: u32 = 1u;
 const UPPER: u32 = 2u;
 const STRICT_UPPER: u32 = 3u;
 
-// matrix ← mask(L Rᵀ)  [C, dim] x [dim, C]. To be read behind a barrier.
+// 4·WIDE columns of a C x C product: columns 4(x + VECTORS·n).. of rows 4y...
+alias Wide = array<vec4<f32>, 4u * WIDE>;
+
+// matrix ← mask(L Rᵀ)  [C, dim] x [dim, C], times D with DECAY. To be read behind a barrier.
 fn multiply_rows(tile: Tile, part: u32, dim: u32, mask: u32) {
-    let x = tile.x;
     let y = tile.y;
     let upper = mask >= UPPER;
-    var product: array<vec4<f32>, 4u * WIDE>;
+    var product: Wide;
+    rows_product(tile, part, dim, upper, &product);
+    if DECAY == 1u {
+        stage_kappas(tile.place, tile.token0, tile.thread);
+    }
+    // rows ≥, >, ≤, < column
+    let rows = 4u * y + vec4(0u, 1u, 2u, 3u);
+    let strict = mask % 2u;
+    for (var n = 0u; n < WIDE; n++) {
+        let block = tile.x + VECTORS * n;
+        if DECAY == 1u && block < BLOCKS && select(block <= y, block >= y, upper) {
+            let decay = decays(y, block);
+            product[4u * n] *= decay[0];
+            product[4u * n + 1u] *= decay[1];
+            product[4u * n + 2u] *= decay[2];
+            product[4u * n + 3u] *= decay[3];
+        }
+        for (var j = 0u; j < 4u && block < BLOCKS; j++) {
+            let column = 4u * block + j;
+            let kept = select(rows >= vec4(column + strict), rows + strict <= vec4(column), vec4(upper));
+            matrix[column * BLOCKS + y] = select(vec4(0.0), product[4u * n + j], kept);
+        }
+    }
+}
+
+// product ← L Rᵀ  [C, dim] x [dim, C], in the blocks on and below, or on and above the diagonal.
+fn rows_product(tile: Tile, part: u32, dim: u32, upper: bool, product: ptr<function, Wide>) {
+    let x = tile.x;
+    let y = tile.y;
     for (var i = 0u; i < 4u * WIDE; i++) {
-        product[i] = vec4(0.0);
+        (*product)[i] = vec4(0.0);
     }
     for (var column0 = 0u; column0 < dim; column0 += COLUMNS) {
         workgroupBarrier();
@@ -68,23 +98,43 @@ fn multiply_rows(tile: Tile, part: u32, dim: u32, mask: u32) {
                     let l3 = left[(4u * y + 3u) * PITCH + c];
                     for (var j = 0u; j < 4u; j++) {
                         let r_j = right[(4u * block + j) * PITCH + c];
-                        product[4u * n + j] += vec4(dot(l0, r_j), dot(l1, r_j), dot(l2, r_j), dot(l3, r_j));
+                        (*product)[4u * n + j] += vec4(dot(l0, r_j), dot(l1, r_j), dot(l2, r_j), dot(l3, r_j));
                     }
                 }
             }
         }
     }
-    // rows ≥, >, ≤, < column
-    let rows = 4u * y + vec4(0u, 1u, 2u, 3u);
-    let strict = mask % 2u;
-    for (var n = 0u; n < WIDE; n++) {
-        let block = x + VECTORS * n;
-        for (var j = 0u; j < 4u && block < BLOCKS; j++) {
-            let column = 4u * block + j;
-            let kept = select(rows >= vec4(column + strict), rows + strict <= vec4(column), vec4(upper));
-            matrix[column * BLOCKS + y] = select(vec4(0.0), product[4u * n + j], kept);
+}
+
+// With DECAY: (G, E) of rows 4y.. as columns.
+fn row_decays(tile: Tile) -> mat2x4<f32> {
+    let token = tile.token0 + 4u * tile.y;
+    let d0 = load_decay(tile.place, token);
+    let d1 = load_decay(tile.place, token + 1u);
+    let d2 = load_decay(tile.place, token + 2u);
+    let d3 = load_decay(tile.place, token + 3u);
+    return mat2x4(vec4(d0.y, d1.y, d2.y, d3.y), vec4(d0.z, d1.z, d2.z, d3.z));
+}
+
+// left[i] ← the sum of rows 4i.. over all columns, from every invocation's own. To be called by all invocations.
+fn sum_columns(tile: Tile, own: vec4<f32>) {
+    workgroupBarrier();
+    right[tile.thread] = own;
+    workgroupBarrier();
+    if tile.thread < BLOCKS {
+        var sum = vec4(0.0);
+        for (var x = 0u; x < VECTORS; x++) {
+            sum += right[tile.thread * VECTORS + x];
         }
+        left[tile.thread] = sum;
     }
+    workgroupBarrier();
+}
+
+// Row r times factor[r].
+fn scale_rows(sums: ptr<function, mat4x4<f32>>, factor: vec4<f32>) {
+    let s = *sums;
+    *sums = mat4x4(factor.x * s[0], factor.y * s[1], factor.z * s[2], factor.w * s[3]);
 }
 
 fn stage_left(tile: Tile, part: u32, column0: u32) {

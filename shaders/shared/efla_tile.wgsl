@@ -2,6 +2,16 @@
 //
 // A chunk has CHUNK tokens; the rows past the last token have γ = c = 0 and k̂ = 0 and so change nothing.
 // Tiles are staged COLUMNS columns at a time, as rows of vectors of 4.
+//
+// What efla_gates writes of N = B·H_v·T tokens stands in `gates`, one array behind the other:
+//
+//     [N, 4]  (γ, c, divisor of k, divisor of q)
+//     [N, 4]  with DECAY: (κ, G, E, 1 − G) by how much the state decays, what is left at the token of the state before
+//             the chunk, and what is left at the end of the chunk of what the token writes
+//     [N, 4]  backward: (α', h', h|k|, |k| ∂α'/∂β), where a prime tells what belongs to writing from what belongs to
+//             erasing; without decay the two are the same
+//     [6, N]  backward with DECAY: α|k|, |k| ∂α/∂β, four parts of d_log_decay
+//     then, with DECAY, what efla_backward_replay finds to pass through every chunk
 
 const COLUMNS: u32 = 32u;
 const VECTORS: u32 = COLUMNS / 4u;
@@ -9,6 +19,8 @@ const VECTORS: u32 = COLUMNS / 4u;
 // Where the state comes from: zeros unless one of these.
 const STATE_INITIAL: u32 = 1u;
 const STATE_IN_PLACE: u32 = 2u;
+
+const GATE_ELEMENTS: u32 = 4u + 4u * DECAY;
 
 struct Place {
     batch: u32,
@@ -23,6 +35,10 @@ fn place_of(sequence: u32) -> Place {
     return Place(sequence / params.value_heads, value_head / params.group, value_head, sequence);
 }
 
+fn token_count() -> u32 {
+    return params.batch * params.value_heads * params.tokens;
+}
+
 // (γ, c, divisor of k, divisor of q) of a token.
 fn load_gate(place: Place, token: u32) -> vec4<f32> {
     if token >= params.tokens {
@@ -32,9 +48,24 @@ fn load_gate(place: Place, token: u32) -> vec4<f32> {
     return vec4(gates[at], gates[at + 1u], gates[at + 2u], gates[at + 3u]);
 }
 
-// Of the backward pass: (α, h, h|k|, |k| ∂α/∂β) of a token, see efla_gates.
+// (κ, G, E, 1 − G) of a token.
+fn load_decay(place: Place, token: u32) -> vec4<f32> {
+    if token >= params.tokens {
+        return vec4(0.0, 1.0, 1.0, 0.0);
+    }
+    let at = 4u * (token_count() + place.sequence * params.tokens + token);
+    return vec4(gates[at], gates[at + 1u], gates[at + 2u], gates[at + 3u]);
+}
+
+// Whether a state S that decays becomes S − (1 − G) S, since the rounding of G itself, the same for all of S and perhaps
+// for every chunk, would add up. What decays fast is multiplied: the difference would lose what is left.
+fn is_slow(decay: vec4<f32>) -> bool {
+    return decay.w < 0.5;
+}
+
+// Of the backward pass: (α', h', h|k|, |k| ∂α'/∂β) of a token, see efla_gates.
 fn rates_at(place: Place, token: u32) -> u32 {
-    return 4u * ((params.batch * params.value_heads + place.sequence) * params.tokens + token);
+    return GATE_ELEMENTS * token_count() + 4u * (place.sequence * params.tokens + token);
 }
 
 fn load_rates(place: Place, token: u32) -> vec4<f32> {
@@ -43,6 +74,38 @@ fn load_rates(place: Place, token: u32) -> vec4<f32> {
     }
     let at = rates_at(place, token);
     return vec4(gates[at], gates[at + 1u], gates[at + 2u], gates[at + 3u]);
+}
+
+const ERASE_C: u32 = 0u;
+const ERASE_BY_BETA: u32 = 1u;
+// The four parts of d_log_decay: what comes by the token's own write (before efla_backward_values its factor
+// |k| ∂α'/∂log_decay), by queries, by the state after the chunk, by keys.
+const DECAY_BY_WRITE: u32 = 2u;
+const DECAY_BY_QUERIES: u32 = 3u;
+const DECAY_BY_END: u32 = 4u;
+const DECAY_BY_KEYS: u32 = 5u;
+
+// Of the backward pass with DECAY: one of these of a token.
+fn plane_at(plane: u32, place: Place, token: u32) -> u32 {
+    return (GATE_ELEMENTS + 4u + plane) * token_count() + place.sequence * params.tokens + token;
+}
+
+// α|k| of a token: c is that of writing.
+fn load_erase_c(place: Place, token: u32) -> f32 {
+    if DECAY == 0u {
+        return load_gate(place, token).y;
+    }
+    if token >= params.tokens {
+        return 0.0;
+    }
+    return gates[plane_at(ERASE_C, place, token)];
+}
+
+// What passes through a chunk in a block of value columns: PASSED parts of a sum.
+const PASSED: u32 = 8u;
+
+fn passed_at(part: u32) -> u32 {
+    return (GATE_ELEMENTS + 10u) * token_count() + PASSED * part;
 }
 
 // 4 columns of a row of `dim`, the last one again past its end: always inside the row.

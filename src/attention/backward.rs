@@ -6,6 +6,7 @@ use super::operands::{
 };
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
+use crate::gpu::Gpu;
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
 use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
@@ -431,45 +432,44 @@ impl<'a> Pass<'a> {
             (&tensors.d_sink_v, self.d_sink_v, kv_heads * config.value_dim as u64, add_sinks[1]),
         ] {
             let count = if gradient.as_ref().is_some_and(is_shared) { self.blocks.sequences as u64 } else { 1 };
-            self.reduce(call, gradient.as_ref(), &all, [source, size, count, size], add)?;
+            reduce(gpu, call, gradient.as_ref(), &all, [source, size, count, size], add)?;
         }
         let lengths = [self.d_intervals, kv_heads * keys, kv_heads, keys];
-        self.reduce(call, tensors.d_intervals.as_ref(), &all, lengths, add_intervals)
+        reduce(gpu, call, tensors.d_intervals.as_ref(), &all, lengths, add_intervals)
     }
+}
 
-    /// Records the sum of `count` partial results, `stride` apart, into a gradient if it is asked for; `add` to what
-    /// stands there.
-    fn reduce(
-        &self,
-        call: &mut Call,
-        gradient: Option<&TensorView>,
-        all: &BoundRange,
-        [source, source_stride, count, stride]: [u64; 4],
-        add: bool,
-    ) -> Result<()> {
-        let Some(view) = gradient.filter(|view| !view.is_empty()) else {
-            return Ok(());
-        };
-        let gpu = self.attention.gpu();
-        let (mut destination, mut shape) = three_dimensions(view, gpu.limits());
-        if view.shape().len() == 2 {
-            // Intervals: the batch is the outer dimension, there is no middle one.
-            destination = [destination[0], destination[2], 0, destination[3]];
-            shape = [shape[1], 1, shape[2], 0];
-        }
-        let params = ReduceParams {
-            destination,
-            shape,
-            source: source as u32,
-            source_stride: source_stride as u32,
-            count: count as u32,
-            stride: stride as u32,
-            add: add.into(),
-            ..Default::default()
-        };
-        let params = params_buffer(gpu, REDUCE.name, &params);
-        let pairs = u64::from(shape[0]) * u64::from(shape[1]) * u64::from(shape[2].div_ceil(2));
-        let arguments = [Some(all.clone()), BoundRange::of_view(view, gpu.limits())];
-        call.push(gpu, &REDUCE, Vec::new(), &params, &arguments, pairs.div_ceil(64))
+/// Records the sum of `count` partial results, `stride` apart, into a gradient if it is asked for; `add` to what
+/// stands there.
+pub(crate) fn reduce(
+    gpu: &Gpu,
+    call: &mut Call,
+    gradient: Option<&TensorView>,
+    all: &BoundRange,
+    [source, source_stride, count, stride]: [u64; 4],
+    add: bool,
+) -> Result<()> {
+    let Some(view) = gradient.filter(|view| !view.is_empty()) else {
+        return Ok(());
+    };
+    let (mut destination, mut shape) = three_dimensions(view, gpu.limits());
+    if view.shape().len() == 2 {
+        // Intervals: the batch is the outer dimension, there is no middle one.
+        destination = [destination[0], destination[2], 0, destination[3]];
+        shape = [shape[1], 1, shape[2], 0];
     }
+    let params = ReduceParams {
+        destination,
+        shape,
+        source: source as u32,
+        source_stride: source_stride as u32,
+        count: count as u32,
+        stride: stride as u32,
+        add: add.into(),
+        ..Default::default()
+    };
+    let params = params_buffer(gpu, REDUCE.name, &params);
+    let pairs = u64::from(shape[0]) * u64::from(shape[1]) * u64::from(shape[2].div_ceil(2));
+    let arguments = [Some(all.clone()), BoundRange::of_view(view, gpu.limits())];
+    call.push(gpu, &REDUCE, Vec::new(), &params, &arguments, pairs.div_ceil(64))
 }

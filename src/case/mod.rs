@@ -8,9 +8,9 @@
 //!   sequences are whole numbers: cu_seqlens_q and cu_seqlens_k for packed ones, or kv_lens for a padded cache, see
 //!   [`Lengths`].
 //! * `op` = `softmax_attention`: the same without sinks and intervals.
-//! * `op` = `efla`: inputs q, k, v, beta, optionally log_decay, initial_state, d_out, d_final_state, cu_seqlens; results
-//!   out, final_state, d_q, d_k, d_v, d_beta, d_log_decay, d_initial_state; keys `integrator`, `normalize_q`,
-//!   `normalize_k`, `scale`, `chunk`, `form`, `layout`.
+//! * `op` = `efla`: inputs q, k, v, beta, optionally log_decay (which makes it gated), initial_state, d_out,
+//!   d_final_state, and cu_seqlens for packed sequences; results out, final_state, d_q, d_k, d_v, d_beta, d_log_decay,
+//!   d_initial_state; keys `integrator`, `normalize_q`, `normalize_k`, `scale`, `chunk`, `form`, `layout`.
 //!
 //! The gradients, d_lse and d_final_state need d_out beside them.
 //!
@@ -532,7 +532,8 @@ fn efla(mut keys: Keys, inputs: &Tensors, mut whole: LengthTensors) -> Result<In
     sizes(inputs, layout, "k", K)?;
     let [_, value_heads, _, value_dim] = sizes(inputs, layout, "v", V)?;
     sizes(inputs, layout, "beta", STEPS)?;
-    let config = EflaConfig { key_dim, value_dim, integrator, normalize_q, normalize_k, scale, chunk, form };
+    let gated = inputs.contains_key("log_decay");
+    let config = EflaConfig { key_dim, value_dim, integrator, normalize_q, normalize_k, scale, chunk, form, gated };
     let shape = EflaShape { batch, heads, value_heads, tokens };
     config.validate()?;
     shape.validate()?;
@@ -546,7 +547,6 @@ fn efla(mut keys: Keys, inputs: &Tensors, mut whole: LengthTensors) -> Result<In
     }
 
     let has_grad = inputs.contains_key("d_out");
-    let has_decay = inputs.contains_key("log_decay");
     const GRAD_ONLY: &str = "d_out beside it";
     let k = |name| Slot::new(layout, name, K, [batch, heads, tokens, key_dim]);
     let v = |name| Slot::new(layout, name, V, [batch, value_heads, tokens, value_dim]);
@@ -572,7 +572,7 @@ fn efla(mut keys: Keys, inputs: &Tensors, mut whole: LengthTensors) -> Result<In
         k("d_k").only_if(has_grad, GRAD_ONLY),
         v("d_v").only_if(has_grad, GRAD_ONLY),
         steps("d_beta").only_if(has_grad, GRAD_ONLY),
-        steps("d_log_decay").only_if(has_decay, "log_decay beside it").only_if(has_grad, GRAD_ONLY),
+        steps("d_log_decay").only_if(gated, "log_decay beside it").only_if(has_grad, GRAD_ONLY),
         state("d_initial_state").only_if(has_grad, GRAD_ONLY),
     ];
     let operation = Operation::Efla { config, shape, cu_seqlens, layout };

@@ -26,11 +26,13 @@
 
 use super::call::{EflaParams, Scratch, Sizes, StateArguments, check_sizes};
 use super::forward::{
-    GATES, GRID, KEY, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, Scan, TILE, UPDATES,
-    chunk_constants, gates_workgroups, prepare_constants, state_constants, state_workgroups,
+    DECAY, GATES, GRID, KEY, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, Scan, TILE, UPDATES,
+    chunk_constants, gates_constants, gates_workgroups, prepare_constants, state_blocks, state_constants,
+    state_workgroups,
 };
 use super::{Efla, EflaGradients, EflaShape};
-use crate::error::Result;
+use crate::attention::backward::reduce;
+use crate::error::{Error, Result};
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
 use crate::shader::{Constants, File, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
@@ -39,10 +41,11 @@ const D_OUT: File = wgsl!("shared/efla_d_out.wgsl");
 
 pub(crate) static READ: Kernel = Kernel {
     name: "efla_backward_read",
-    files: &[GRID, TILE, KEY, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_read.wgsl")],
+    files: &[GRID, TILE, KEY, QUERY, UPDATES, DECAY, PRODUCT, STATES, wgsl!("efla_backward_read.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("rows").stored(),
+        input("q").stored(),
         input("k").stored(),
         workspace("gates"),
         workspace("u"),
@@ -60,7 +63,7 @@ pub(crate) static SUM: Kernel = Kernel {
 
 pub(crate) static OUTPUT: Kernel = Kernel {
     name: "efla_backward_output",
-    files: &[GRID, TILE, KEY, QUERY, D_OUT, PRODUCT, wgsl!("efla_backward_output.wgsl")],
+    files: &[GRID, TILE, KEY, QUERY, D_OUT, DECAY, PRODUCT, wgsl!("efla_backward_output.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("q").stored(),
@@ -90,7 +93,7 @@ pub(crate) static STATE_REPLAY: Kernel =
 
 pub(crate) static FOUND: Kernel = Kernel {
     name: "efla_backward_found",
-    files: &[GRID, TILE, KEY, UPDATES, PRODUCT, STATES, wgsl!("efla_backward_found.wgsl")],
+    files: &[GRID, TILE, KEY, UPDATES, DECAY, PRODUCT, STATES, wgsl!("efla_backward_found.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[input("k").stored(), workspace("gates"), workspace("u"), workspace("states"), workspace("found")],
 };
@@ -111,7 +114,7 @@ pub(crate) static VALUES: Kernel = Kernel {
 
 pub(crate) static KEYS: Kernel = Kernel {
     name: "efla_backward_keys",
-    files: &[GRID, TILE, KEY, QUERY, D_OUT, PRODUCT, STATES, wgsl!("efla_backward_keys.wgsl")],
+    files: &[GRID, TILE, KEY, QUERY, D_OUT, DECAY, PRODUCT, STATES, wgsl!("efla_backward_keys.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("q").stored(),
@@ -124,6 +127,9 @@ pub(crate) static KEYS: Kernel = Kernel {
         workspace("w"),
     ],
 };
+
+/// Elements a token that a gated operator has among the gates: 8 + 4 + 6, the last four parts of d_log_decay.
+const GATED_ELEMENTS: u64 = 18;
 
 /// Tokens of a head that one workgroup of `efla_backward_sum` or `efla_backward_values` has.
 const ROWS: u64 = 8;
@@ -142,25 +148,25 @@ pub(crate) enum Stage {
 }
 
 /// The kernels in the order they run, with what is compiled into them.
-pub(crate) fn kernels(chunk: usize, key_dim: usize) -> Vec<(Stage, &'static Kernel, Constants)> {
+pub(crate) fn kernels(chunk: usize, key_dim: usize, gated: bool) -> Vec<(Stage, &'static Kernel, Constants)> {
     let keys = |keys: bool| {
-        let mut constants = chunk_constants(chunk);
+        let mut constants = chunk_constants(chunk, gated);
         constants.push(("KEYS", keys.into()));
         constants
     };
     vec![
-        (Stage::Recompute, &GATES, vec![]),
-        (Stage::Recompute, &PREPARE, prepare_constants(chunk, false)),
-        (Stage::Recompute, &STATE, state_constants(chunk, key_dim, Scan::Forward)),
+        (Stage::Recompute, &GATES, gates_constants(chunk, gated)),
+        (Stage::Recompute, &PREPARE, prepare_constants(chunk, gated, false)),
+        (Stage::Recompute, &STATE, state_constants(chunk, key_dim, gated, Scan::Forward)),
         (Stage::Queries, &READ, keys(false)),
         (Stage::Queries, &SUM, keys(false)),
-        (Stage::Keys, &FOUND, chunk_constants(chunk)),
-        (Stage::Scan, &OUTPUT, chunk_constants(chunk)),
-        (Stage::Scan, &PREPARE_REVERSE, prepare_constants(chunk, true)),
-        (Stage::Scan, &STATE_REVERSE, state_constants(chunk, key_dim, Scan::Reverse)),
-        (Stage::Keys, &VALUES, vec![("CHUNK", chunk as u32)]),
-        (Stage::Keys, &KEYS, chunk_constants(chunk)),
-        (Stage::Recompute, &STATE_REPLAY, state_constants(chunk, key_dim, Scan::Replay)),
+        (Stage::Keys, &FOUND, chunk_constants(chunk, gated)),
+        (Stage::Scan, &OUTPUT, chunk_constants(chunk, gated)),
+        (Stage::Scan, &PREPARE_REVERSE, prepare_constants(chunk, gated, true)),
+        (Stage::Scan, &STATE_REVERSE, state_constants(chunk, key_dim, gated, Scan::Reverse)),
+        (Stage::Keys, &VALUES, chunk_constants(chunk, gated)),
+        (Stage::Keys, &KEYS, chunk_constants(chunk, gated)),
+        (Stage::Recompute, &STATE_REPLAY, state_constants(chunk, key_dim, gated, Scan::Replay)),
         (Stage::Keys, &READ, keys(true)),
         (Stage::Keys, &SUM, keys(true)),
     ]
@@ -186,9 +192,16 @@ impl EflaBackwardPlan {
         check_sizes(shape)?;
         let gpu = efla.gpu();
         let sizes = Sizes::new(efla.config(), shape, Some(efla.chunk()));
-        let Sizes { rows, value_dim, .. } = sizes;
+        let Sizes { tokens, chunks, rows, value_dim, .. } = sizes;
         let mut workspace = WorkspaceLayout::new(gpu.limits());
-        let scratch = Scratch::reserve(&mut workspace, &sizes, 8)?;
+        let gate_elements = match efla.config().gated {
+            false => sizes.elements(&[tokens, 8]),
+            true => {
+                let passed = sizes.elements(&[chunks, state_blocks(&sizes), 8]);
+                sizes.elements(&[tokens, GATED_ELEMENTS]).saturating_add(passed)
+            }
+        };
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements)?;
         let y = workspace.reserve("workspace of Y", sizes.elements(&[rows, value_dim]))?;
         let found = workspace.reserve("workspace of P and X", sizes.elements(&[rows, value_dim]))?;
         let spare = workspace.reserve("workspace", 1)?;
@@ -219,6 +232,10 @@ impl EflaBackwardPlan {
         let value_shape = [batch, value_heads, tokens, config.value_dim];
         let beta_shape = [batch, value_heads, tokens];
         let state_shape = [batch, value_heads, config.key_dim, config.value_dim];
+        config.check_gated(tensors.log_decay.is_some())?;
+        if tensors.d_log_decay.is_some() && !config.gated {
+            return Err(Error::argument("d_log_decay", "a tensor", "none: the operator is not gated"));
+        }
         let mut inputs = Vec::new();
         for (name, view, shape) in [
             ("q", &tensors.q, &key_shape[..]),
@@ -233,6 +250,10 @@ impl EflaBackwardPlan {
             }
             inputs.push((name, view));
         }
+        if let Some(log_decay) = &tensors.log_decay {
+            log_decay.check("log_decay", &beta_shape)?;
+            inputs.push(("log_decay", log_decay));
+        }
         let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
         let mut outputs = Vec::new();
         for (name, view, shape) in [
@@ -246,6 +267,10 @@ impl EflaBackwardPlan {
                 _ => view.check_stored_output(name, shape)?,
             }
             outputs.push((name, view));
+        }
+        if let Some(d_log_decay) = &tensors.d_log_decay {
+            d_log_decay.check_output("d_log_decay", &beta_shape)?;
+            outputs.push(("d_log_decay", d_log_decay));
         }
         let state =
             StateArguments { before: ("initial_state", tensors.initial_state.as_ref()), after: ("final_state", None) };
@@ -271,7 +296,9 @@ impl EflaBackwardPlan {
             d_k: tensors.d_k.layout(limits),
             d_v: tensors.d_v.layout(limits),
             d_beta: tensors.d_beta.layout(limits),
+            log_decay: tensors.log_decay.as_ref().map_or([0; 4], |view| view.layout(limits)),
             with_rates: 1,
+            state_blocks: state_blocks(&self.sizes) as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes)
         };
         let recompute_params = params_buffer(gpu, "efla backward", &params.with_state(&state, limits));
@@ -285,6 +312,7 @@ impl EflaBackwardPlan {
                 ("k", _) | ("x", _) => bound(&tensors.k),
                 ("v", _) => bound(&tensors.v),
                 ("beta", _) => bound(&tensors.beta),
+                ("log_decay", _) => tensors.log_decay.as_ref().and_then(bound),
                 ("d_out", _) | ("rows", Stage::Queries) => bound(&tensors.d_out),
                 ("d_x", Stage::Queries) => bound(&tensors.d_q),
                 ("d_x", _) => bound(&tensors.d_k),
@@ -305,7 +333,7 @@ impl EflaBackwardPlan {
 
         let sizes = &self.sizes;
         let mut call = Call::default();
-        for (stage, kernel, constants) in kernels(self.efla.chunk(), config.key_dim) {
+        for (stage, kernel, constants) in kernels(self.efla.chunk(), config.key_dim, config.gated) {
             let workgroups = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes),
                 "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_workgroups(sizes),
@@ -317,6 +345,10 @@ impl EflaBackwardPlan {
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(stage, binding.name)).collect();
             call.push(gpu, kernel, constants, params, &arguments, workgroups)?;
         }
+        // The parts of d_log_decay are the last 4 of a token's elements.
+        let tokens = sizes.elements(&[sizes.tokens]);
+        let parts = [(GATED_ELEMENTS - 4) * tokens, value_heads as u64 * sizes.tokens, 4, tokens];
+        reduce(gpu, &mut call, tensors.d_log_decay.as_ref(), &self.scratch.gates.of(&workspace), parts, false)?;
         Ok(call)
     }
 }

@@ -23,6 +23,7 @@ params! {
         d_k: [u32; 4],
         d_v: [u32; 4],
         d_beta: [u32; 4],
+        log_decay: [u32; 4],
         batch: u32,
         heads: u32,
         value_heads: u32,
@@ -41,7 +42,8 @@ params! {
         scale: f32,
         /// Whether efla_gates writes what only the backward pass needs.
         with_rates: u32,
-        unused0: u32,
+        /// Blocks of value columns of efla_state.
+        state_blocks: u32,
     }
 }
 
@@ -126,7 +128,7 @@ impl Sizes {
 /// What the first two passes of the chunked form leave in the workspace.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scratch {
-    /// `[B, H_v, T]` × what efla_gates writes.
+    /// What efla_gates writes per token, and what the backward pass adds to it.
     pub gates: Part,
     /// W, `[B, H_v, chunks·C, D_k]`.
     pub w: Part,
@@ -138,9 +140,9 @@ pub(super) struct Scratch {
 
 impl Scratch {
     pub fn reserve(layout: &mut WorkspaceLayout, sizes: &Sizes, gate_elements: u64) -> Result<Self> {
-        let Sizes { tokens, chunks, rows, key_dim, value_dim, .. } = *sizes;
+        let Sizes { chunks, rows, key_dim, value_dim, .. } = *sizes;
         Ok(Scratch {
-            gates: layout.reserve("workspace of the gates", sizes.elements(&[tokens, gate_elements]))?,
+            gates: layout.reserve("workspace of the gates", gate_elements)?,
             w: layout.reserve("workspace of W", sizes.elements(&[rows, key_dim]))?,
             u: layout.reserve("workspace of U", sizes.elements(&[rows, value_dim]))?,
             states: layout.reserve("workspace of the states", sizes.elements(&[chunks, key_dim, value_dim]))?,

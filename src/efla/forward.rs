@@ -10,6 +10,7 @@ use crate::tensor::{TensorView, check_overlaps};
 
 pub(super) const GRID: File = wgsl!("shared/grid.wgsl");
 pub(super) const TILE: File = wgsl!("shared/efla_tile.wgsl");
+pub(super) const DECAY: File = wgsl!("shared/efla_decay.wgsl");
 pub(super) const KEY: File = wgsl!("shared/efla_key.wgsl");
 pub(super) const PRODUCT: File = wgsl!("shared/efla_product.wgsl");
 pub(super) const QUERY: File = wgsl!("shared/efla_query.wgsl");
@@ -19,13 +20,13 @@ pub(super) const STATES: File = wgsl!("shared/efla_states.wgsl");
 
 pub(crate) static GATES: Kernel = Kernel {
     name: "efla_gates",
-    files: &[GRID, wgsl!("shared/phi.wgsl"), wgsl!("efla_gates.wgsl")],
+    files: &[GRID, TILE, wgsl!("shared/phi.wgsl"), wgsl!("efla_gates.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("q").stored(), input("k").stored(), input("beta"), workspace("gates")],
+    bindings: &[input("q").stored(), input("k").stored(), input("beta"), input("log_decay"), workspace("gates")],
 };
 
 /// Also of the backward pass, which prepares and scans with the transpose.
-pub(super) const PREPARE_FILES: &[File] = &[GRID, TILE, KEY, VALUE, UPDATES, wgsl!("efla_prepare.wgsl")];
+pub(super) const PREPARE_FILES: &[File] = &[GRID, TILE, DECAY, KEY, VALUE, UPDATES, wgsl!("efla_prepare.wgsl")];
 pub(super) const STATE_FILES: &[File] = &[GRID, TILE, KEY, wgsl!("efla_state.wgsl")];
 
 pub(crate) static PREPARE: Kernel = Kernel {
@@ -52,7 +53,7 @@ pub(crate) static STATE: Kernel = Kernel {
 
 pub(crate) static OUTPUT: Kernel = Kernel {
     name: "efla_output",
-    files: &[GRID, TILE, KEY, QUERY, UPDATES, PRODUCT, STATES, wgsl!("efla_output.wgsl")],
+    files: &[GRID, TILE, DECAY, KEY, QUERY, UPDATES, PRODUCT, STATES, wgsl!("efla_output.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("q").stored(),
@@ -116,14 +117,19 @@ pub(crate) fn chunk_length(gpu: &Gpu, configured: Option<usize>, key_dim: usize)
 }
 
 /// Constants of the kernels that have a whole chunk's products.
-pub(super) fn chunk_constants(chunk: usize) -> Constants {
+pub(super) fn chunk_constants(chunk: usize, gated: bool) -> Constants {
     // Rows of a tile start in different memory banks, where there is room for it.
-    vec![("CHUNK", chunk as u32), ("PITCH", if chunk == 64 { 8 } else { 9 })]
+    vec![("CHUNK", chunk as u32), ("PITCH", if chunk == 64 { 8 } else { 9 }), ("DECAY", gated.into())]
+}
+
+/// Constants of `efla_gates`, which has cumulative decays of a chunk. Token by token a chunk is one token.
+pub(super) fn gates_constants(chunk: usize, gated: bool) -> Constants {
+    vec![("CHUNK", if gated { chunk as u32 } else { 1 }), ("DECAY", gated.into())]
 }
 
 /// Constants of `efla_prepare`; `reverse` for the transpose.
-pub(super) fn prepare_constants(chunk: usize, reverse: bool) -> Constants {
-    let mut constants = chunk_constants(chunk);
+pub(super) fn prepare_constants(chunk: usize, gated: bool, reverse: bool) -> Constants {
+    let mut constants = chunk_constants(chunk, gated);
     constants.push(("REVERSE", reverse.into()));
     constants
 }
@@ -140,9 +146,10 @@ pub(super) enum Scan {
 }
 
 /// Constants of `efla_state`.
-pub(super) fn state_constants(chunk: usize, key_dim: usize, scan: Scan) -> Constants {
+pub(super) fn state_constants(chunk: usize, key_dim: usize, gated: bool, scan: Scan) -> Constants {
     vec![
         ("CHUNK", chunk as u32),
+        ("DECAY", gated.into()),
         ("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32),
         ("STATE_COLUMNS", state_columns(key_dim) as u32),
         ("SCAN", scan as u32),
@@ -150,15 +157,18 @@ pub(super) fn state_constants(chunk: usize, key_dim: usize, scan: Scan) -> Const
 }
 
 /// What is compiled into the kernels of a form, in the order they run.
-pub(crate) fn kernels(form: Form, chunk: usize, key_dim: usize) -> Vec<(&'static Kernel, Constants)> {
+pub(crate) fn kernels(form: Form, chunk: usize, key_dim: usize, gated: bool) -> Vec<(&'static Kernel, Constants)> {
     match form {
         Form::Chunked => vec![
-            (&GATES, vec![]),
-            (&PREPARE, prepare_constants(chunk, false)),
-            (&STATE, state_constants(chunk, key_dim, Scan::Forward)),
-            (&OUTPUT, chunk_constants(chunk)),
+            (&GATES, gates_constants(chunk, gated)),
+            (&PREPARE, prepare_constants(chunk, gated, false)),
+            (&STATE, state_constants(chunk, key_dim, gated, Scan::Forward)),
+            (&OUTPUT, chunk_constants(chunk, gated)),
         ],
-        Form::Recurrent => vec![(&GATES, vec![]), (&RECURRENT, vec![("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32)])],
+        Form::Recurrent => vec![
+            (&GATES, gates_constants(1, gated)),
+            (&RECURRENT, vec![("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32), ("DECAY", gated.into())]),
+        ],
     }
 }
 
@@ -167,16 +177,23 @@ pub(super) fn gates_workgroups(sizes: &Sizes) -> u64 {
     sizes.sequences.saturating_mul(sizes.tokens).div_ceil(64)
 }
 
-/// Workgroups of `efla_state`.
-pub(super) fn state_workgroups(sizes: &Sizes) -> u64 {
-    sizes.sequences * sizes.value_dim.div_ceil(state_columns(sizes.key_dim as usize) as u64)
+/// Blocks of value columns that workgroups of `efla_state` have.
+pub(super) fn state_blocks(sizes: &Sizes) -> u64 {
+    sizes.value_dim.div_ceil(state_columns(sizes.key_dim as usize) as u64)
 }
 
-/// A validated forward call of given sizes, from [`Efla::plan`].
+/// Workgroups of `efla_state`.
+pub(super) fn state_workgroups(sizes: &Sizes) -> u64 {
+    sizes.sequences * state_blocks(sizes)
+}
+
+/// A validated forward call of given sizes, from [`Efla::plan`] or [`Efla::plan_step`].
 #[derive(Debug, Clone)]
 pub struct EflaPlan {
     efla: Efla,
     shape: EflaShape,
+    /// Whether the call demands both ends of the state.
+    step: bool,
     sizes: Sizes,
     workspace: WorkspaceLayout,
     scratch: Scratch,
@@ -193,10 +210,17 @@ impl EflaPlan {
         };
         let sizes = Sizes::new(efla.config(), shape, chunk);
         let mut workspace = WorkspaceLayout::new(efla.gpu().limits());
-        let scratch = Scratch::reserve(&mut workspace, &sizes, 4)?;
+        let gate_elements = if efla.config().gated { 8 } else { 4 };
+        let scratch = Scratch::reserve(&mut workspace, &sizes, sizes.elements(&[sizes.tokens, gate_elements]))?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        Ok(EflaPlan { efla: efla.clone(), shape: *shape, sizes, workspace, scratch, spare })
+        Ok(EflaPlan { efla: efla.clone(), shape: *shape, step: false, sizes, workspace, scratch, spare })
+    }
+
+    pub(super) fn step(efla: &Efla, shape: &EflaShape) -> Result<Self> {
+        let mut efla = efla.clone();
+        efla.config.form = Form::Recurrent;
+        Ok(EflaPlan { step: true, ..Self::new(&efla, shape)? })
     }
 
     /// Bytes of device memory a call needs besides its tensors.
@@ -208,7 +232,8 @@ impl EflaPlan {
     ///
     /// # Errors
     /// [`Error::Argument`] for a tensor of the wrong shape, in a buffer that is too small or lacks usage STORAGE, or
-    /// whose output overlaps another tensor (only final_state may be the very range of initial_state);
+    /// whose output overlaps another tensor (only final_state may be the very range of initial_state), and for a state
+    /// that a step lacks;
     /// [`Error::Limit`] for one over the device's limits; [`Error::Gpu`] when the graphics stack refuses a buffer or
     /// a pipeline.
     pub fn bind(&self, tensors: &EflaTensors) -> Result<Call> {
@@ -224,13 +249,25 @@ impl EflaPlan {
         tensors.k.check_stored("k", &[batch, heads, tokens, config.key_dim])?;
         tensors.v.check_stored("v", &[batch, value_heads, tokens, config.value_dim])?;
         tensors.beta.check("beta", &[batch, value_heads, tokens])?;
+        config.check_gated(tensors.log_decay.is_some())?;
+        if let Some(log_decay) = &tensors.log_decay {
+            log_decay.check("log_decay", &[batch, value_heads, tokens])?;
+        }
         tensors.out.check_stored_output("out", &[batch, value_heads, tokens, config.value_dim])?;
         let state = StateArguments {
             before: ("initial_state", tensors.initial_state.as_ref()),
             after: ("final_state", tensors.final_state.as_ref()),
         };
+        if self.step {
+            for (name, end) in [state.before, state.after] {
+                if end.is_none() {
+                    return Err(Error::argument(name, "none", "a tensor, since a step carries a state on"));
+                }
+            }
+        }
         state.check(&state_shape)?;
         let mut inputs = vec![("q", &tensors.q), ("k", &tensors.k), ("v", &tensors.v), ("beta", &tensors.beta)];
+        inputs.extend(tensors.log_decay.as_ref().map(|view| ("log_decay", view)));
         inputs.extend(state.input());
         let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
         let mut outputs = vec![("out", &tensors.out)];
@@ -243,6 +280,7 @@ impl EflaPlan {
             k: tensors.k.layout(limits),
             v: tensors.v.layout(limits),
             beta: tensors.beta.layout(limits),
+            log_decay: tensors.log_decay.as_ref().map_or([0; 4], |view| view.layout(limits)),
             out: tensors.out.layout(limits),
             ..EflaParams::new(config, &self.shape, &self.sizes).with_state(&state, limits)
         };
@@ -254,6 +292,7 @@ impl EflaPlan {
             "k" => bound(&tensors.k),
             "v" => bound(&tensors.v),
             "beta" => bound(&tensors.beta),
+            "log_decay" => tensors.log_decay.as_ref().and_then(bound),
             "out" => bound(&tensors.out).or_else(|| part(self.spare[1])),
             "initial_state" => state.input().and_then(|(_, view)| bound(view)),
             "final_state" => state.output().map_or_else(|| part(self.spare[0]), |(_, view)| bound(view)),
@@ -267,7 +306,7 @@ impl EflaPlan {
 
         let sizes = &self.sizes;
         let mut call = Call::default();
-        for (kernel, constants) in kernels(config.form, self.efla.chunk(), config.key_dim) {
+        for (kernel, constants) in kernels(config.form, self.efla.chunk(), config.key_dim, config.gated) {
             let workgroups = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes),
                 "efla_state" => state_workgroups(sizes),

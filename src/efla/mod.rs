@@ -32,7 +32,7 @@ pub enum Form {
     /// Chunks in parallel: prefill, training.
     #[default]
     Chunked,
-    /// Token by token from a resident state: decoding.
+    /// Token by token from a resident state: decoding, for which [`Efla::step`] takes it by itself.
     Recurrent,
 }
 
@@ -57,6 +57,9 @@ pub struct EflaConfig {
     pub chunk: Option<usize>,
     /// Chunked by default.
     pub form: Form,
+    /// Whether the state also decays: calls then have a log decay per token and value head, and only then. Off by
+    /// default.
+    pub gated: bool,
 }
 
 impl Default for EflaConfig {
@@ -70,6 +73,7 @@ impl Default for EflaConfig {
             scale: None,
             chunk: None,
             form: Form::default(),
+            gated: false,
         }
     }
 }
@@ -98,6 +102,16 @@ impl EflaConfig {
     /// The factor on Sᵀq.
     pub fn scale(&self) -> f64 {
         self.scale.unwrap_or(1.0 / (self.key_dim as f64).sqrt())
+    }
+
+    /// Refuses a log decay where there is none, and a missing one where there is.
+    pub(crate) fn check_gated(&self, has_log_decay: bool) -> Result<()> {
+        let (got, needed) = match (self.gated, has_log_decay) {
+            (true, false) => ("none", "one: the operator is gated"),
+            (false, true) => ("a tensor", "none: the operator is not gated"),
+            _ => return Ok(()),
+        };
+        Err(Error::argument("log_decay", got, needed))
     }
 
     /// Refuses what no shape could make right.
@@ -154,6 +168,8 @@ pub struct EflaTensors {
     pub v: TensorView,
     /// Step strengths β.
     pub beta: TensorView,
+    /// Given exactly when the operator is gated: `[batch, value_heads, tokens]`, ≤ 0, −∞ wipes the state out.
+    pub log_decay: Option<TensorView>,
     /// S before the first token; zeros when absent.
     pub initial_state: Option<TensorView>,
     /// Written: o_t = scale · S_tᵀ q_t.
@@ -167,7 +183,7 @@ pub struct EflaTensors {
 impl EflaTensors {
     /// A call without optional tensors.
     pub fn new(q: TensorView, k: TensorView, v: TensorView, beta: TensorView, out: TensorView) -> Self {
-        EflaTensors { q, k, v, beta, initial_state: None, out, final_state: None, workspace: None }
+        EflaTensors { q, k, v, beta, log_decay: None, initial_state: None, out, final_state: None, workspace: None }
     }
 
     /// The sizes that q and v state.
@@ -204,6 +220,8 @@ pub struct EflaGradients {
     pub v: TensorView,
     /// Step strengths β, as in the forward call.
     pub beta: TensorView,
+    /// Log decays, as in the forward call.
+    pub log_decay: Option<TensorView>,
     /// S before the first token, as it was before the forward call; zeros when absent.
     pub initial_state: Option<TensorView>,
     /// Gradient of out.
@@ -218,6 +236,8 @@ pub struct EflaGradients {
     pub d_v: TensorView,
     /// Written.
     pub d_beta: TensorView,
+    /// Written when given; only if the operator is gated.
+    pub d_log_decay: Option<TensorView>,
     /// Written when given, whether or not initial_state is. With no token it is d_final_state.
     pub d_initial_state: Option<TensorView>,
     /// [`EflaBackwardPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
@@ -232,6 +252,7 @@ impl EflaGradients {
             k: forward.k.clone(),
             v: forward.v.clone(),
             beta: forward.beta.clone(),
+            log_decay: forward.log_decay.clone(),
             initial_state: forward.initial_state.clone(),
             d_out,
             d_final_state: None,
@@ -239,6 +260,7 @@ impl EflaGradients {
             d_k,
             d_v,
             d_beta,
+            d_log_decay: None,
             d_initial_state: None,
             workspace: None,
         }
@@ -264,6 +286,7 @@ impl EflaGradients {
 /// in which nothing grows however large or unequal the keys are.
 ///
 /// Cheap to clone. [`Efla::plan`] → [`EflaPlan::bind`] → [`Call::record`](crate::Call::record), or [`Efla::forward`].
+/// Decoding goes on from the state that a forward call left, with [`Efla::plan_step`] or [`Efla::step`].
 #[derive(Debug, Clone)]
 pub struct Efla {
     gpu: Gpu,
@@ -280,7 +303,7 @@ impl Efla {
     pub fn new(gpu: &Gpu, config: EflaConfig) -> Result<Self> {
         config.validate()?;
         let chunk = forward::chunk_length(gpu, config.chunk, config.key_dim)?;
-        for (kernel, constants) in forward::kernels(config.form, chunk, config.key_dim) {
+        for (kernel, constants) in forward::kernels(config.form, chunk, config.key_dim, config.gated) {
             let dim = |name: &str| if matches!(name, "q" | "k") { config.key_dim } else { config.value_dim };
             gpu.precompile(kernel, constants, dim)?;
         }
@@ -316,6 +339,25 @@ impl Efla {
     /// As [`Efla::plan`] and [`EflaPlan::bind`]; nothing is recorded then.
     pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaTensors) -> Result<()> {
         self.plan(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        Ok(())
+    }
+
+    /// As [`Efla::plan`] for decoding: one or a few tokens, walked in the recurrent form whatever the operator's own. The
+    /// call demands `initial_state` and `final_state`: one range, so that a bound call can be recorded for every token, or
+    /// two, so that the state before is kept. Its kernel is compiled when a first one is bound.
+    ///
+    /// # Errors
+    /// As [`Efla::plan`].
+    pub fn plan_step(&self, shape: &EflaShape) -> Result<EflaPlan> {
+        EflaPlan::step(self, shape)
+    }
+
+    /// Plans, binds and records a step in a compute pass of its own: see [`Efla::plan_step`].
+    ///
+    /// # Errors
+    /// As [`Efla::plan_step`] and [`EflaPlan::bind`]; nothing is recorded then.
+    pub fn step(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaTensors) -> Result<()> {
+        self.plan_step(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 

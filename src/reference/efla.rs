@@ -10,6 +10,26 @@
 //! The other integrators differ in α only, see [`Integrator`]. The recurrent form and the gradients are written in α
 //! and k, exactly as above; the chunked form in the unit key and the bounded quantities of [`Gate`]. So the two forms
 //! check each other.
+//!
+//! # With decay
+//!
+//! A gated operator ([`EflaConfig::gated`]) also has a log decay per token and value head, κ = −log_decay ≥ 0, solved
+//! together with the rest over the same unit of time:
+//!
+//! ```text
+//! dS/dτ = −(β k kᵀ + κ) S + β k vᵀ
+//! S(1) = e^{−κ} e^{−β k kᵀ} S(0) + ∫₀¹ e^{−(β k kᵀ + κ)s} ds β k vᵀ
+//! ```
+//!
+//! κ is a number, so the two exponentials commute: the erase factor stays what it was and the whole state is multiplied
+//! by g = e^{−κ}. The input only ever meets the eigenvector k, of eigenvalue x + κ, and the integral is φ̄(x + κ):
+//!
+//! ```text
+//! α = β φ̄(x)    α' = β φ̄(x + κ)    S_t = g (I − α k kᵀ) S_{t−1} + α' k vᵀ
+//! ```
+//!
+//! The other integrators put x + κ into the polynomial that stands for φ̄; g is exact for all of them. With
+//! [`Integrator::Euler`] α = α' = β: Gated DeltaNet. A log decay of −∞ wipes the state out: g = 0 and, if exact, α' = 0.
 
 use super::phi::{phi_bar, phi_bar_derivative};
 use super::support::{
@@ -31,6 +51,8 @@ pub struct Inputs<'a> {
     pub v: &'a [f64],
     /// `[B, H_v, T]`.
     pub beta: &'a [f64],
+    /// `[B, H_v, T]`, finite or −∞; present exactly when the operator is gated.
+    pub log_decay: Option<&'a [f64]>,
     /// `[B, H_v, D_k, D_v]`; zeros if absent.
     pub initial_state: Option<&'a [f64]>,
 }
@@ -55,48 +77,75 @@ pub struct Gradients {
     pub d_v: Vec<f64>,
     /// `[B, H_v, T]`.
     pub d_beta: Vec<f64>,
+    /// `[B, H_v, T]`; empty if the operator is not gated.
+    pub d_log_decay: Vec<f64>,
     /// `[B, H_v, D_k, D_v]`, also when no initial state was given.
     pub d_initial_state: Vec<f64>,
 }
 
-/// How strongly one token writes, in three units.
+/// How strongly one token forgets and writes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gate {
-    /// α: S_t = S − α k (kᵀS − vᵀ).
+    /// α: S_t = g (S − α k kᵀS) + α' k vᵀ.
     pub alpha: f64,
+    /// α', equal to α without decay.
+    pub write: f64,
     /// γ = α|k|²: the part of the state along k that is forgotten; in [0, 1] for [`Integrator::Exact`] and β ≥ 0.
     pub gamma: f64,
-    /// c = α|k|: S_t = (I − γ k̂k̂ᵀ) S + c k̂ vᵀ.
+    /// c = α'|k|: S_t = g (I − γ k̂k̂ᵀ) S + c k̂ vᵀ.
     pub c: f64,
+    /// g = e^{log_decay}: the part of the whole state that is kept.
+    pub decay: f64,
 }
 
-/// The gate of a token with rate `beta` and a key of length `key_norm`, with x = β|k|²; 0 for a key of length 0, save
-/// α.
-pub fn gate(integrator: Integrator, beta: f64, key_norm: f64) -> Gate {
+/// The gate of a token with rate `beta`, a key of length `key_norm` and a log decay (0 for none), with x = β|k|²;
+/// γ = c = 0 for a key of length 0.
+pub fn gate(integrator: Integrator, beta: f64, key_norm: f64, log_decay: f64) -> Gate {
     let x = beta * key_norm * key_norm;
-    let shrink = match integrator {
+    let gamma = match integrator {
+        Integrator::Exact => -(-x).exp_m1(),
+        _ => x * shrink(integrator, x),
+    };
+    let alpha = beta * shrink(integrator, x);
+    let write = beta * shrink(integrator, x - log_decay);
+    Gate { alpha, write, gamma, c: write * key_norm, decay: log_decay.exp() }
+}
+
+/// φ̄, or what stands for it: how much less than β a token writes at `x`.
+fn shrink(integrator: Integrator, x: f64) -> f64 {
+    match integrator {
         Integrator::Exact => phi_bar(x),
         Integrator::Euler => 1.0,
         Integrator::RungeKutta2 => 1.0 - x / 2.0,
         Integrator::RungeKutta4 => 1.0 - x / 2.0 + x * x / 6.0 - x * x * x / 24.0,
-    };
-    let gamma = match integrator {
-        Integrator::Exact => -(-x).exp_m1(),
-        _ => x * shrink,
-    };
-    Gate { alpha: beta * shrink, gamma, c: beta * key_norm * shrink }
+    }
 }
 
-/// ∂α/∂β and ∂α/∂λ at rate `beta` and λ = |k|².
-fn alpha_derivatives(integrator: Integrator, beta: f64, lambda: f64) -> (f64, f64) {
-    let x = beta * lambda;
-    match integrator {
-        Integrator::Exact => ((-x).exp(), beta * beta * phi_bar_derivative(x)),
-        Integrator::Euler => (1.0, 0.0),
-        Integrator::RungeKutta2 => (1.0 - x, -beta * beta / 2.0),
-        Integrator::RungeKutta4 => {
-            (1.0 - x + x * x / 2.0 - x * x * x / 6.0, beta * beta * (-0.5 + x / 3.0 - x * x / 8.0))
-        }
+/// Derivatives of β·shrink(βλ + κ).
+struct Slopes {
+    by_beta: f64,
+    by_lambda: f64,
+    by_kappa: f64,
+}
+
+impl Slopes {
+    /// At rate `beta`, λ = |k|² and κ = −`log_decay`.
+    fn new(integrator: Integrator, beta: f64, lambda: f64, log_decay: f64) -> Slopes {
+        let x = beta * lambda - log_decay;
+        let slope = match integrator {
+            Integrator::Exact => phi_bar_derivative(x),
+            Integrator::Euler => 0.0,
+            Integrator::RungeKutta2 => -0.5,
+            Integrator::RungeKutta4 => -0.5 + x / 3.0 - x * x / 8.0,
+        };
+        let by_beta = match integrator {
+            // φ̄(x) + x φ̄'(x) = e^{−x}. A slope of 0 is that of κ = ∞.
+            Integrator::Exact if slope == 0.0 => 0.0,
+            Integrator::Exact => (-x).exp() + log_decay * slope,
+            Integrator::Euler => 1.0,
+            _ => shrink(integrator, x) + beta * lambda * slope,
+        };
+        Slopes { by_beta, by_lambda: beta * beta * slope, by_kappa: beta * slope }
     }
 }
 
@@ -125,11 +174,13 @@ pub fn forward(config: &EflaConfig, shape: &EflaShape, inputs: &Inputs) -> Resul
 
 /// Gradients of Σ d_out·out + Σ d_final_state·final_state: the adjoint of the token recurrence, whatever `config.form`.
 ///
-/// Backwards over the tokens, with G the gradient of S_t (o_t's share scale·q d_outᵀ included) and e = v − S_{t−1}ᵀk:
+/// Backwards over the tokens, with G the gradient of S_t (o_t's share scale·q d_outᵀ included), y = Gᵀk, R = g S_{t−1}
+/// what decay leaves of the state before and p = Rᵀk:
 ///
 /// ```text
-/// d_q = scale S_t d_out     d_v = α Gᵀk     d_α = (Gᵀk)·e     d_k = α (G e − S_{t−1} Gᵀk) + 2k d_α ∂α/∂λ
-/// d_β = d_α ∂α/∂β           gradient of S_{t−1} = G − α k (Gᵀk)ᵀ
+/// d_q = scale S_t d_out     d_v = α' y     d_α = −y·p     d_α' = y·v
+/// d_k = G (α' v − α p) − α R y + 2k (d_α ∂α/∂λ + d_α' ∂α'/∂λ)     d_β = d_α ∂α/∂β + d_α' ∂α'/∂β
+/// d_log_decay = ⟨G, (I − α k kᵀ) R⟩ − d_α' ∂α'/∂κ                 gradient of S_{t−1} = g (G − α k yᵀ)
 /// ```
 ///
 /// With normalize_q, normalize_k the gradient d of x/|x| becomes (d − x̂(x̂·d))/|x|, and 0 for x = 0.
@@ -154,6 +205,7 @@ pub fn backward(
         d_k: vec![0.0; inputs.k.len()],
         d_v: vec![0.0; inputs.v.len()],
         d_beta: vec![0.0; inputs.beta.len()],
+        d_log_decay: vec![0.0; inputs.log_decay.map_or(0, <[f64]>::len)],
         d_initial_state: zeros("d_initial_state", &[batch, value_heads, key_dim, value_dim])?,
     };
     let heads = map_heads(batch * value_heads, |unit| {
@@ -169,6 +221,7 @@ pub fn backward(
         add_scaled(part_mut(&mut sum.d_k, key_unit, tokens * key_dim), 1.0, &head.d_k);
         part_mut(&mut sum.d_v, unit, tokens * value_dim).copy_from_slice(&head.d_v);
         part_mut(&mut sum.d_beta, unit, tokens).copy_from_slice(&head.d_beta);
+        part_mut(&mut sum.d_log_decay, unit, head.d_log_decay.len()).copy_from_slice(&head.d_log_decay);
         part_mut(&mut sum.d_initial_state, unit, key_dim * value_dim).copy_from_slice(&head.d_initial_state);
     }
     Ok(sum)
@@ -213,6 +266,7 @@ pub fn backward_packed(
         d_k: vec![0.0; inputs.k.len()],
         d_v: vec![0.0; inputs.v.len()],
         d_beta: vec![0.0; inputs.beta.len()],
+        d_log_decay: vec![0.0; inputs.log_decay.map_or(0, <[f64]>::len)],
         d_initial_state: zeros("d_initial_state", &[sequences.len(), shape.value_heads, key_dim, value_dim])?,
     };
     for sequence in &sequences {
@@ -224,6 +278,7 @@ pub fn backward_packed(
         add_at(&mut sum.d_k, &sequence.keys, &gradients.d_k);
         add_at(&mut sum.d_v, &sequence.values, &gradients.d_v);
         add_at(&mut sum.d_beta, &sequence.steps, &gradients.d_beta);
+        add_at(&mut sum.d_log_decay, &sequence.steps, &gradients.d_log_decay);
         part_mut(&mut sum.d_initial_state, sequence.index, gradients.d_initial_state.len())
             .copy_from_slice(&gradients.d_initial_state);
     }
@@ -239,7 +294,7 @@ struct Sequence {
     keys: Vec<usize>,
     /// In v and out.
     values: Vec<usize>,
-    /// In beta.
+    /// In beta and log_decay.
     steps: Vec<usize>,
 }
 
@@ -253,8 +308,9 @@ impl Sequence {
     fn with<T>(&self, config: &EflaConfig, inputs: &Inputs, work: impl FnOnce(&Inputs) -> Result<T>) -> Result<T> {
         let (q, k, v) = (gather(inputs.q, &self.keys), gather(inputs.k, &self.keys), gather(inputs.v, &self.values));
         let beta = gather(inputs.beta, &self.steps);
+        let log_decay = inputs.log_decay.map(|log_decay| gather(log_decay, &self.steps));
         let initial_state = inputs.initial_state.map(|states| self.state(config, states));
-        work(&Inputs { q: &q, k: &k, v: &v, beta: &beta, initial_state })
+        work(&Inputs { q: &q, k: &k, v: &v, beta: &beta, log_decay: log_decay.as_deref(), initial_state })
     }
 }
 
@@ -285,6 +341,9 @@ fn check(config: &EflaConfig, shape: &EflaShape, inputs: &Inputs) -> Result<()> 
     check_finite("k", inputs.k)?;
     check_finite("v", inputs.v)?;
     check_finite("beta", inputs.beta)?;
+    // −∞ is allowed.
+    let finite = |x: &f64| if *x == f64::NEG_INFINITY { 0.0 } else { *x };
+    check_finite("log_decay", &inputs.log_decay.unwrap_or_default().iter().map(finite).collect::<Vec<_>>())?;
     check_finite("initial_state", inputs.initial_state.unwrap_or_default())?;
     if !config.normalize_k && inputs.k.chunks_exact(config.key_dim).any(|key| !dot(key, key).is_finite()) {
         return Err(Error::argument("k", "a key whose |k|² overflows", "|k|² within float64"));
@@ -302,6 +361,10 @@ fn check_sizes(config: &EflaConfig, shape: &EflaShape, sequences: usize, inputs:
     check_size("k", inputs.k, &[batch, heads, tokens, key_dim])?;
     check_size("v", inputs.v, &[batch, value_heads, tokens, value_dim])?;
     check_size("beta", inputs.beta, &[batch, value_heads, tokens])?;
+    config.check_gated(inputs.log_decay.is_some())?;
+    if let Some(log_decay) = inputs.log_decay {
+        check_size("log_decay", log_decay, &[batch, value_heads, tokens])?;
+    }
     if let Some(initial_state) = inputs.initial_state {
         check_size("initial_state", initial_state, &[sequences, value_heads, key_dim, value_dim])?;
     }
@@ -365,6 +428,8 @@ struct Head<'a> {
     v: &'a [f64],
     /// `[T]`.
     beta: &'a [f64],
+    /// `[T]`, if gated.
+    log_decay: Option<&'a [f64]>,
     /// `[D_k, D_v]`.
     initial_state: Vec<f64>,
 }
@@ -391,6 +456,7 @@ impl<'a> Head<'a> {
             k: prepare(k, config.normalize_k),
             v: part(inputs.v, index, tokens * value_dim),
             beta: part(inputs.beta, index, tokens),
+            log_decay: inputs.log_decay.map(|log_decay| part(log_decay, index, tokens)),
             initial_state: match inputs.initial_state {
                 Some(state) => part(state, index, key_dim * value_dim).to_vec(),
                 None => vec![0.0; key_dim * value_dim],
@@ -410,20 +476,26 @@ impl<'a> Head<'a> {
         part(self.v, token, self.config.value_dim)
     }
 
-    /// v − Sᵀk: what the token finds missing in the state.
-    fn missing(&self, state: &[f64], token: usize) -> Vec<f64> {
-        let stored = transpose_times(state, self.key(token), self.config.value_dim);
-        self.value(token).iter().zip(stored).map(|(v, stored)| v - stored).collect()
+    fn log_decay(&self, token: usize) -> f64 {
+        self.log_decay.map_or(0.0, |log_decay| log_decay[token])
     }
 
-    fn alpha(&self, token: usize) -> f64 {
-        gate(self.config.integrator, self.beta[token], unit(self.key(token)).1).alpha
+    fn gate(&self, token: usize) -> Gate {
+        gate(self.config.integrator, self.beta[token], unit(self.key(token)).1, self.log_decay(token))
     }
 
-    /// S ← S + α k (v − Sᵀk)ᵀ.
+    /// S ← R + k (α' v − α Rᵀk)ᵀ with R = g S.
     fn step(&self, state: &mut [f64], token: usize) {
-        let missing = self.missing(state, token);
-        add_outer(state, self.alpha(token), self.key(token), &missing);
+        let gate = self.gate(token);
+        state.iter_mut().for_each(|x| *x *= gate.decay);
+        let change = self.change(&gate, state, token);
+        add_outer(state, 1.0, self.key(token), &change);
+    }
+
+    /// α' v − α Rᵀk.
+    fn change(&self, gate: &Gate, kept: &[f64], token: usize) -> Vec<f64> {
+        let found = transpose_times(kept, self.key(token), self.config.value_dim);
+        self.value(token).iter().zip(found).map(|(v, found)| gate.write * v - gate.alpha * found).collect()
     }
 
     fn forward_recurrent(&self) -> Output {
@@ -446,26 +518,37 @@ impl<'a> Head<'a> {
         Output { out, final_state: state }
     }
 
-    /// One chunk at once; returns its out, `[C, D_v]`. Per row i of the chunk, with k̂ = k/|k|:
+    /// One chunk at once; returns its out, `[C, D_v]`. Rows are tokens, k̂ = k/|k|, ∘ the product by elements; D_{ij}, the
+    /// product of the decays behind token j up to token i, is what i sees of what j wrote, and G_i the product of
+    /// all up to token i, what it sees of S:
     ///
     /// ```text
-    /// A = strict_lower(diag(γ) K̂K̂ᵀ)     (I + A) W = diag(γ) K̂     (I + A) U = diag(c) V     V_new = U − W S
-    /// O = scale (Q S + lower_incl(Q K̂ᵀ) V_new)                      S ← S + K̂ᵀ V_new
+    /// A = strict_lower(D ∘ diag(γ) K̂K̂ᵀ)     (I + A) W = diag(γ G) K̂     (I + A) U = diag(c) V     V_new = U − W S
+    /// O = scale (diag(G) Q S + lower_incl(D ∘ QK̂ᵀ) V_new)                S ← G_C S + (diag(D_C) K̂)ᵀ V_new
     /// ```
+    ///
+    /// Without decay D = G = 1.
     fn chunk(&self, state: &mut [f64], tokens: Range<usize>) -> Vec<f64> {
         let value_dim = self.config.value_dim;
         let mut keys: Vec<Vec<f64>> = Vec::new();
-        let [mut w, mut u]: [Vec<Vec<f64>>; 2] = Default::default();
+        let [mut w, mut u, mut d]: [Vec<Vec<f64>>; 3] = Default::default();
+        let mut g = Vec::new();
         for token in tokens.clone() {
             let (key, norm) = unit(self.key(token));
-            let gate = gate(self.config.integrator, self.beta[token], norm);
-            let mut w_row: Vec<f64> = key.iter().map(|x| gate.gamma * x).collect();
+            let gate = gate(self.config.integrator, self.beta[token], norm, self.log_decay(token));
+            // Row i of D from row i − 1, the diagonal included.
+            let mut d_row: Vec<f64> = d.last().map_or(vec![], |last| last.iter().map(|d| d * gate.decay).collect());
+            let before: f64 = g.last().copied().unwrap_or(1.0);
+            g.push(before * gate.decay);
+            let mut w_row: Vec<f64> = key.iter().map(|x| gate.gamma * before * gate.decay * x).collect();
             let mut u_row: Vec<f64> = self.value(token).iter().map(|x| gate.c * x).collect();
             for (j, earlier) in keys.iter().enumerate() {
-                let a = gate.gamma * dot(&key, earlier);
+                let a = d_row[j] * gate.gamma * dot(&key, earlier);
                 add_scaled(&mut w_row, -a, &w[j]);
                 add_scaled(&mut u_row, -a, &u[j]);
             }
+            d_row.push(1.0);
+            d.push(d_row);
             keys.push(key);
             w.push(w_row);
             u.push(u_row);
@@ -477,14 +560,17 @@ impl<'a> Head<'a> {
         let mut out = Vec::new();
         for (i, token) in tokens.enumerate() {
             let query = self.query(token);
-            let mut read = transpose_times(state, query, value_dim);
+            let mut read: Vec<f64> = transpose_times(state, query, value_dim).iter().map(|x| g[i] * x).collect();
             for j in 0..=i {
-                add_scaled(&mut read, dot(query, &keys[j]), &v_new[j]);
+                add_scaled(&mut read, d[i][j] * dot(query, &keys[j]), &v_new[j]);
             }
             out.extend(read.iter().map(|x| self.scale * x));
         }
-        for (key, v_new) in keys.iter().zip(&v_new) {
-            add_outer(state, 1.0, key, v_new);
+        if let (Some(g), Some(d)) = (g.last(), d.last()) {
+            state.iter_mut().for_each(|x| *x *= g);
+            for ((key, v_new), d) in keys.iter().zip(&v_new).zip(d) {
+                add_outer(state, *d, key, v_new);
+            }
         }
         out
     }
@@ -507,6 +593,7 @@ impl<'a> Head<'a> {
             d_k: vec![0.0; self.k.len()],
             d_v: vec![0.0; self.v.len()],
             d_beta: vec![0.0; self.beta.len()],
+            d_log_decay: vec![0.0; self.log_decay.map_or(0, <[f64]>::len)],
             d_initial_state: Vec::new(),
         };
         for (index, mut state) in kept.into_iter().enumerate().rev() {
@@ -519,19 +606,22 @@ impl<'a> Head<'a> {
             let mut after = state;
             for (token, before) in span.zip(befores).rev() {
                 let d_out = part(d_out, token, value_dim);
-                let (query, key, beta) = (self.query(token), self.key(token), self.beta[token]);
-                let alpha = self.alpha(token);
+                let (query, key, value) = (self.query(token), self.key(token), self.value(token));
+                let (beta, log_decay) = (self.beta[token], self.log_decay(token));
+                let gate = self.gate(token);
                 add_outer(&mut d_state, self.scale, query, d_out);
-
                 let d_query: Vec<f64> = times(&after, d_out).iter().map(|x| self.scale * x).collect();
-                let missing = self.missing(&before, token);
-                let d_write = transpose_times(&d_state, key, value_dim);
-                let d_alpha = dot(&d_write, &missing);
-                let (by_beta, by_lambda) = alpha_derivatives(self.config.integrator, beta, dot(key, key));
-                let mut d_key = vec![0.0; key_dim];
-                add_scaled(&mut d_key, alpha, &times(&d_state, &missing));
-                add_scaled(&mut d_key, -alpha, &times(&before, &d_write));
-                add_scaled(&mut d_key, 2.0 * d_alpha * by_lambda, key);
+
+                let kept: Vec<f64> = before.iter().map(|x| gate.decay * x).collect();
+                let (y, p) = (transpose_times(&d_state, key, value_dim), transpose_times(&kept, key, value_dim));
+                let (d_alpha, d_write) = (-dot(&y, &p), dot(&y, value));
+                let lambda = dot(key, key);
+                let alpha_slopes = Slopes::new(self.config.integrator, beta, lambda, 0.0);
+                let write_slopes = Slopes::new(self.config.integrator, beta, lambda, log_decay);
+                let d_lambda = d_alpha * alpha_slopes.by_lambda + d_write * write_slopes.by_lambda;
+                let mut d_key = times(&d_state, &self.change(&gate, &kept, token));
+                add_scaled(&mut d_key, -gate.alpha, &times(&kept, &y));
+                add_scaled(&mut d_key, 2.0 * d_lambda, key);
 
                 let d_query = match self.config.normalize_q {
                     true => d_unit(part(self.given.0, token, key_dim), &d_query),
@@ -543,9 +633,14 @@ impl<'a> Head<'a> {
                 };
                 part_mut(&mut gradients.d_q, token, key_dim).copy_from_slice(&d_query);
                 part_mut(&mut gradients.d_k, token, key_dim).copy_from_slice(&d_key);
-                add_scaled(part_mut(&mut gradients.d_v, token, value_dim), alpha, &d_write);
-                gradients.d_beta[token] = by_beta * d_alpha;
-                add_outer(&mut d_state, -alpha, key, &d_write);
+                add_scaled(part_mut(&mut gradients.d_v, token, value_dim), gate.write, &y);
+                gradients.d_beta[token] = d_alpha * alpha_slopes.by_beta + d_write * write_slopes.by_beta;
+                if self.log_decay.is_some() {
+                    let passed = dot(&d_state, &kept) - gate.alpha * dot(&y, &p);
+                    gradients.d_log_decay[token] = passed - d_write * write_slopes.by_kappa;
+                }
+                add_outer(&mut d_state, -gate.alpha, key, &y);
+                d_state.iter_mut().for_each(|x| *x *= gate.decay);
                 after = before;
             }
         }

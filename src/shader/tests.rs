@@ -44,12 +44,14 @@ fn kernels() -> Vec<Compiled> {
         }
     }
     for key_dim in dims {
-        for chunk in [16, 32, 64] {
-            kernels.extend(efla::forward::kernels(Form::Chunked, chunk, key_dim));
-            let backward = efla::backward::kernels(chunk, key_dim);
-            kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
+        for gated in [false, true] {
+            for chunk in [16, 32, 64] {
+                kernels.extend(efla::forward::kernels(Form::Chunked, chunk, key_dim, gated));
+                let backward = efla::backward::kernels(chunk, key_dim, gated);
+                kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
+            }
+            kernels.extend(efla::forward::kernels(Form::Recurrent, 64, key_dim, gated));
         }
-        kernels.extend(efla::forward::kernels(Form::Recurrent, 64, key_dim));
     }
     kernels
 }

@@ -95,7 +95,7 @@ fn workspace(bytes: u64) -> Guarded {
 /// The strictest limit that holds: that of the storage type written.
 fn judge(label: &str, name: &str, output: &Placed, want: &[f64], factor: f64) {
     let quantity = match name {
-        "d_beta" => Quantity::BetaGradient,
+        "d_beta" | "d_log_decay" => Quantity::BetaGradient,
         _ if name.starts_with("d_") => Quantity::Gradient,
         _ => Quantity::Forward,
     };
@@ -269,6 +269,7 @@ fn efla_case(seed: u64) {
         scale: pick(&mut draw.rng, &[None, None, Some(0.2)]),
         chunk: pick(&mut draw.rng, &[None, Some(16), Some(32), Some(64)]),
         form: if draw.rng.u8(..4) == 0 { Form::Recurrent } else { Form::Chunked },
+        gated: draw.rng.bool(),
     };
     let heads = draw.rng.usize(1..=2);
     let value_heads = heads * draw.rng.usize(1..=3);
@@ -286,6 +287,12 @@ fn efla_case(seed: u64) {
     // x = β|k|² up to 1 for raw keys of about √D_k, where every integrator contracts.
     let largest = if config.normalize_k { 0.9 } else { 0.6 / key_dim as f32 };
     let beta = draw.f32(&beta_shape, |rng| largest * rng.f32());
+    // From none to strong, and with a state wiped out now and then; the range of x is that of x + κ.
+    let strengths: &[f32] = match config.integrator {
+        Integrator::Exact | Integrator::Euler => &[0.0, 1e-4, 0.1, 1.0, 30.0, f32::INFINITY],
+        _ => &[0.0, 1e-4, 0.1],
+    };
+    let log_decay = config.gated.then(|| draw.f32(&beta_shape, |rng| -pick(rng, strengths) * (0.5 + rng.f32())));
     let state = draw.rng.bool().then(|| draw.f32(&state_shape, |rng| normal(rng, 1)[0]));
     let d_out = draw.stored(&value_shape);
     let d_state = draw.rng.bool().then(|| draw.f32(&state_shape, |rng| normal(rng, 1)[0]));
@@ -294,12 +301,14 @@ fn efla_case(seed: u64) {
     let final_state = draw.f32_output(&state_shape);
     let [d_q, d_k, d_v] = [&q, &k, &v].map(|of| draw.output(of.view.shape()));
     let d_beta = draw.f32_output(&beta_shape);
+    let d_log_decay = config.gated.then(|| draw.f32_output(&beta_shape));
     let d_initial_state = draw.f32_output(&state_shape);
 
     let operator = Efla::new(gpu(), config).unwrap();
     let (plan, backward) = (operator.plan(&shape).unwrap(), operator.plan_backward(&shape).unwrap());
     let (forward_space, backward_space) = (workspace(plan.workspace_bytes()), workspace(backward.workspace_bytes()));
     let forward = EflaTensors {
+        log_decay: log_decay.as_ref().map(|log_decay| log_decay.view.clone()),
         initial_state: state.as_ref().map(|state| state.view.clone()),
         final_state: Some(final_state.view()),
         workspace: Some(forward_space.view()),
@@ -309,6 +318,7 @@ fn efla_case(seed: u64) {
     let outputs = [&d_q, &d_k, &d_v, &d_beta];
     let tensors = EflaGradients {
         d_final_state: d_state.as_ref().map(|state| state.view.clone()),
+        d_log_decay: d_log_decay.as_ref().map(Placed::view),
         d_initial_state: Some(d_initial_state.view()),
         workspace: Some(backward_space.view()),
         ..EflaGradients::new(&forward, d_out.view.clone(), outputs.map(Placed::view))
@@ -322,6 +332,7 @@ fn efla_case(seed: u64) {
         k: &k.values,
         v: &v.values,
         beta: &beta.values,
+        log_decay: log_decay.as_ref().map(|log_decay| &log_decay.values[..]),
         initial_state: state.as_ref().map(|state| &state.values[..]),
     };
     let reference = EflaConfig { form: Form::Recurrent, chunk: None, ..config };
@@ -335,6 +346,9 @@ fn efla_case(seed: u64) {
     judge(&label, "d_v", &d_v, &want.d_v, 1.0);
     judge(&label, "d_beta", &d_beta, &want.d_beta, 1.0);
     judge(&label, "d_initial_state", &d_initial_state, &want.d_initial_state, 1.0);
+    if let Some(d_log_decay) = &d_log_decay {
+        judge(&label, "d_log_decay", d_log_decay, &want.d_log_decay, 1.0);
+    }
 }
 
 #[test]

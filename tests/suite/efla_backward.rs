@@ -95,6 +95,7 @@ impl Problem {
             k: up(&self.k, &key),
             v: up(&self.v, &value),
             beta: up(&self.beta, &beta),
+            log_decay: None,
             initial_state: self.initial_state.as_ref().map(|values| up(values, &state)),
             d_out: up(&self.d_out, &value),
             d_final_state: self.d_final_state.as_ref().map(|values| up(values, &state)),
@@ -102,6 +103,7 @@ impl Problem {
             d_k,
             d_v,
             d_beta,
+            d_log_decay: None,
             d_initial_state: Some(d_initial_state),
             workspace: Some(nan(&[plan.workspace_bytes() as usize / 4]).view()),
         };
@@ -124,7 +126,8 @@ impl Problem {
     fn reference(&self) -> [Vec<f64>; 5] {
         let [q, k, v, beta, d_out] = [&self.q, &self.k, &self.v, &self.beta, &self.d_out].map(|x| wide(x));
         let initial_state = self.initial_state.as_deref().map(wide);
-        let inputs = efla::Inputs { q: &q, k: &k, v: &v, beta: &beta, initial_state: initial_state.as_deref() };
+        let inputs =
+            efla::Inputs { q: &q, k: &k, v: &v, beta: &beta, initial_state: initial_state.as_deref(), log_decay: None };
         let d_final_state = self.d_final_state.as_deref().map(wide);
         let gradients = efla::backward(&self.config, &self.shape, &inputs, &d_out, d_final_state.as_deref()).unwrap();
         [gradients.d_q, gradients.d_k, gradients.d_v, gradients.d_beta, gradients.d_initial_state]
@@ -252,6 +255,7 @@ fn random_cases() {
             scale: random.bool().then(|| random.f64() + 0.1),
             chunk: Some([16, 32, 64][random.usize(0..3)]),
             form: if random.bool() { Form::Chunked } else { Form::Recurrent },
+            gated: false,
         };
         let heads = random.usize(1..=2);
         let shape = shape(random.usize(1..=2), heads, heads * random.usize(1..=3), random.usize(1..=150));
@@ -588,6 +592,7 @@ fn one_buffer_for_everything() {
             k: view(1, key),
             v: view(2, value),
             beta: view(3, beta),
+            log_decay: None,
             initial_state: Some(view(4, state)),
             d_out: view(5, value),
             d_final_state: Some(view(6, state)),
@@ -595,6 +600,7 @@ fn one_buffer_for_everything() {
             d_k: view(8, key),
             d_v: view(9, value),
             d_beta: view(10, beta),
+            d_log_decay: None,
             d_initial_state: Some(view(if in_place { 6 } else { 11 }, state)),
             workspace: Some(TensorView::new(arena.buffer(), 0, &[workspace])),
         };

@@ -163,6 +163,7 @@ fn draw(rng: &mut fastrand::Rng) -> EflaCase {
         scale: pick(rng, &[None, None, Some(0.2), Some(1.0), Some(-0.3)]),
         chunk: None,
         form: Form::Chunked,
+        gated: false,
     };
     let length = if rng.bool() { pick(rng, &EDGES) } else { rng.usize(..200) };
     let value_heads = heads * rng.usize(1..=3);

@@ -1,8 +1,8 @@
 //! Bad input is refused by name, before anything is recorded: no panic, no write.
 
 use continuous_attention::{
-    Attention, AttentionConfig, AttentionShape, AttentionTensors, Efla, EflaConfig, EflaShape, EflaTensors, Error,
-    Form, Gpu, Integrator, Method, Result, Sink, TensorView, wgpu,
+    Attention, AttentionConfig, AttentionShape, AttentionTensors, DType, Efla, EflaConfig, EflaShape, EflaTensors,
+    Error, Form, Gpu, Integrator, Lengths, Method, Result, Sink, TensorView, wgpu,
 };
 
 use crate::harness::{AttentionCase, EflaCase, Guarded, gpu, rng};
@@ -533,4 +533,73 @@ fn efla_sizes_that_no_integer_holds() {
         refused(efla.plan(&shape), "batch", &["exceeds"]);
         refused(efla.plan_backward(&shape), "batch", &["exceeds"]);
     }
+}
+
+#[test]
+fn lengths_that_do_not_fit() {
+    let attention = Attention::new(gpu(), AttentionConfig { head_dim: 4, value_dim: 4, ..Default::default() }).unwrap();
+    let shape = AttentionShape { batch: 1, heads: 2, kv_heads: 1, queries: 6, keys: 9 };
+    let refuse = |shape: AttentionShape, lengths: Lengths, argument: &str, words: &[&str]| {
+        refused(attention.plan_ragged(&shape, &lengths), argument, words);
+        refused(attention.plan_backward_ragged(&shape, &lengths), argument, words);
+    };
+    let packed = |q: &[usize], k: &[usize]| Lengths::Packed { cu_seqlens_q: q.to_vec(), cu_seqlens_k: k.to_vec() };
+    let cache = |lengths: &[usize]| Lengths::Cache { kv_lens: lengths.to_vec() };
+    refuse(shape, packed(&[], &[0, 9]), "cu_seqlens_q", &["from 0 to the 6 tokens"]);
+    refuse(shape, packed(&[0, 2, 5], &[0, 4, 9]), "cu_seqlens_q", &["0", "5", "the 6 tokens"]);
+    refuse(shape, packed(&[1, 6], &[0, 9]), "cu_seqlens_q", &["from Some(1)"]);
+    refuse(shape, packed(&[0, 4, 2, 6], &[0, 4, 4, 9]), "cu_seqlens_q", &["not sorted"]);
+    refuse(shape, packed(&[0, 2, 6], &[0, 4, 10]), "cu_seqlens_k", &["the 9 tokens"]);
+    refuse(shape, packed(&[0, 2, 6], &[0, 9]), "cu_seqlens_k", &["2 entries", "3, as cu_seqlens_q"]);
+    refuse(AttentionShape { batch: 2, ..shape }, packed(&[0, 6], &[0, 9]), "batch", &["got 2", "packed"]);
+    refuse(shape, cache(&[]), "kv_lens", &["0 entries", "1, one a sequence"]);
+    refuse(shape, cache(&[10]), "kv_lens", &["got 10", "at most the 9 keys"]);
+    refuse(AttentionShape { batch: 2, ..shape }, cache(&[9, usize::MAX]), "kv_lens", &["9 keys"]);
+
+    // A plan's lengths are those of the call.
+    let trap = AttentionTrap::new(Sink::Zero);
+    let attention = Attention::new(gpu(), trap.case.config).unwrap();
+    let tensors = AttentionTensors { lengths: cache(&[7, 7]), ..trap.tensors.clone() };
+    refused(attention.plan(&trap.case.shape).unwrap().bind(&tensors), "lengths", &["those of the plan"]);
+}
+
+#[test]
+fn storage_types_that_do_not_fit() {
+    let types = [DType::F16, DType::BF16];
+    for dtype in types {
+        let trap = AttentionTrap::new(Sink::Given);
+        let name = format!("{dtype:?}");
+        trap.refuse("lse", &[&name, "F32"], |tensors| {
+            tensors.lse = tensors.lse.clone().map(|lse| lse.with_dtype(dtype));
+        });
+        trap.refuse("intervals", &[&name, "F32"], |tensors| {
+            tensors.intervals = tensors.intervals.clone().map(|intervals| intervals.with_dtype(dtype));
+        });
+        // Two elements share a word: neither may begin or end a row in the middle of one.
+        let buffer = gpu().zeros(&[400]).unwrap();
+        let shape = [2, 4, 6, 4];
+        let at = |offset: u64, strides: [usize; 4]| {
+            TensorView::strided(buffer.buffer(), offset, &shape, &strides).with_dtype(dtype)
+        };
+        trap.refuse("out", &[&name, "offset 3", "even"], |tensors| tensors.out = at(3, [96, 24, 4, 1]));
+        trap.refuse("out", &[&name, "[99, 24, 4, 1]", "even"], |tensors| tensors.out = at(0, [99, 24, 4, 1]));
+        trap.refuse("out", &[&name, "[125, 31, 5, 1]", "even"], |tensors| tensors.out = at(0, [125, 31, 5, 1]));
+        let config = AttentionConfig { head_dim: 4, value_dim: 3, ..Default::default() };
+        let attention = Attention::new(gpu(), config).unwrap();
+        let (q, v) = (gpu().zeros(&[1, 1, 2, 4]).unwrap(), gpu().zeros(&[1, 1, 2, 3]).unwrap());
+        let out = gpu().zeros_of(dtype, &[1, 1, 2, 3]).unwrap();
+        let tensors = AttentionTensors::new(q.view(), q.view(), v.view(), out.view());
+        refused(attention.plan(&tensors.shape().unwrap()).unwrap().bind(&tensors), "out", &["even last dimension"]);
+        // Inputs may lie anywhere; but a word that only half belongs to the buffer can't be bound.
+        let odd = gpu().device().create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: 14,
+            usage: wgpu::BufferUsages::STORAGE,
+            mapped_at_creation: false,
+        });
+        let v = TensorView::new(&odd, 1, &[1, 1, 2, 3]).with_dtype(dtype);
+        let tensors = AttentionTensors { v, out: gpu().zeros(&[1, 1, 2, 3]).unwrap().view(), ..tensors };
+        refused(attention.plan(&tensors.shape().unwrap()).unwrap().bind(&tensors), "v", &["a buffer of 6 elements"]);
+    }
+    refused(gpu().write(&gpu().zeros_of(DType::F16, &[2]).unwrap(), &[1f32, 2.0]), "data", &["F32", "F16"]);
 }

@@ -48,6 +48,7 @@ fn every_case_comes_out_as_expected() {
                     k: needed("k"),
                     v: needed("v"),
                     beta: needed("beta"),
+                    log_decay: input("log_decay"),
                     initial_state: input("initial_state"),
                 };
                 for (form, chunk) in FORMS {

@@ -17,6 +17,7 @@ mod copy;
 mod decoding;
 mod devices;
 mod efla_backward;
+mod efla_gated;
 mod efla_numerics;
 mod efla_options;
 mod errors;

@@ -127,6 +127,7 @@ impl Case {
             scale: self.key("scale").parse().ok(),
             chunk,
             form,
+            gated: self.tensor("log_decay").is_some(),
         };
         let shape = EflaShape { batch, heads, value_heads, tokens };
         let inputs = efla::Inputs {
@@ -134,6 +135,7 @@ impl Case {
             k: self.tensor("k").unwrap(),
             v: self.tensor("v").unwrap(),
             beta: self.tensor("beta").unwrap(),
+            log_decay: self.tensor("log_decay"),
             initial_state: self.tensor("initial_state"),
         };
         let output = efla::forward(&config, &shape, &inputs).unwrap();

@@ -16,6 +16,7 @@ struct Call {
     k: Vec<f64>,
     v: Vec<f64>,
     beta: Vec<f64>,
+    log_decay: Option<Vec<f64>>,
     initial_state: Option<Vec<f64>>,
 }
 
@@ -32,12 +33,14 @@ impl Call {
             v: random(&mut rng, batch * value_heads * tokens * value_dim, 1.0),
             beta: (0..batch * value_heads * tokens).map(|_| rng.f64()).collect(),
             initial_state: Some(random(&mut rng, batch * value_heads * key_dim * value_dim, 1.0)),
+            log_decay: config.gated.then(|| (0..batch * value_heads * tokens).map(|_| -2.0 * rng.f64()).collect()),
         }
     }
 
     fn inputs(&self) -> Inputs<'_> {
-        let Call { q, k, v, beta, initial_state, .. } = self;
-        Inputs { q, k, v, beta, initial_state: initial_state.as_deref() }
+        let Call { q, k, v, beta, .. } = self;
+        let (log_decay, initial_state) = (self.log_decay.as_deref(), self.initial_state.as_deref());
+        Inputs { q, k, v, beta, log_decay, initial_state }
     }
 
     fn forward(&self) -> Output {
@@ -62,6 +65,7 @@ impl Call {
             k: cut(&self.k, key_dim),
             v: cut(&self.v, value_dim),
             beta: cut(&self.beta, 1),
+            log_decay: self.log_decay.as_ref().map(|log_decay| cut(log_decay, 1)),
             ..self.clone()
         }
     }
@@ -115,6 +119,66 @@ fn exact_solves_the_equation() {
     assert_close("final_state", &want.final_state, &state, 1e-12);
 }
 
+/// The exponential of an n × n matrix: its Taylor series, after halving it often enough.
+fn exponential(matrix: &[f64], n: usize) -> Vec<f64> {
+    let product = |a: &[f64], b: &[f64]| -> Vec<f64> {
+        (0..n * n).map(|at| (0..n).map(|j| a[at / n * n + j] * b[j * n + at % n]).sum()).collect()
+    };
+    const HALVINGS: i32 = 10;
+    let small: Vec<f64> = matrix.iter().map(|x| x / f64::from(1 << HALVINGS)).collect();
+    let mut term: Vec<f64> = (0..n * n).map(|at| if at / n == at % n { 1.0 } else { 0.0 }).collect();
+    let mut sum = term.clone();
+    for power in 1..12 {
+        term = product(&term, &small).iter().map(|x| x / f64::from(power)).collect();
+        sum.iter_mut().zip(&term).for_each(|(sum, x)| *sum += x);
+    }
+    (0..HALVINGS).fold(sum, |sum, _| product(&sum, &sum))
+}
+
+/// dS/dτ = −(β k kᵀ + κ) S + β k vᵀ is linear in (S, I): one exponential of the matrix of both solves it.
+#[test]
+fn a_gated_step_is_a_matrix_exponential() {
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 9 };
+    let mut call = Call::random(7, EflaConfig { gated: true, ..config(Integrator::Exact) }, shape);
+    call.k[6..9].fill(0.0);
+    call.log_decay = Some(vec![0.0, -1e-9, -0.3, -1e-3, -1.0, -4.0, -0.0, -12.0, -2.0]);
+    call.k[24..].iter_mut().for_each(|k| *k *= 2.0);
+    let want = call.forward();
+    let mut state = call.initial_state.clone().unwrap();
+    for t in 0..9 {
+        let (k, v, beta) = (&call.k[3 * t..][..3], &call.v[2 * t..][..2], call.beta[t]);
+        let kappa = -call.log_decay.as_ref().unwrap()[t];
+        let mut matrix = vec![0.0; 25];
+        for (at, x) in matrix[..15].iter_mut().enumerate() {
+            let (i, j) = (at / 5, at % 5);
+            let other = if j < 3 { -beta * k[j] } else { beta * v[j - 3] };
+            *x = other * k[i] - if i == j { kappa } else { 0.0 };
+        }
+        let step = exponential(&matrix, 5);
+        let moved = |i: usize, c: usize| (0..3).map(|j| step[5 * i + j] * state[2 * j + c]).sum::<f64>();
+        state = (0..6).map(|e| moved(e / 2, e % 2) + step[5 * (e / 2) + 3 + e % 2]).collect();
+        let q = &call.q[3 * t..][..3];
+        let out: Vec<f64> =
+            (0..2).map(|c| (0..3).map(|j| q[j] * state[2 * j + c]).sum::<f64>() / 3f64.sqrt()).collect();
+        assert_close("out", &want.out[2 * t..][..2], &out, 1e-12);
+    }
+    assert_close("final_state", &want.final_state, &state, 1e-12);
+}
+
+/// S ← e^{−κ}(I − β k kᵀ) S + β k vᵀ.
+#[test]
+fn a_gated_euler_step_is_gated_deltanet() {
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 1 };
+    let call = Call::random(8, EflaConfig { gated: true, ..config(Integrator::Euler) }, shape);
+    let (state, decay) = (call.initial_state.as_ref().unwrap(), call.log_decay.as_ref().unwrap()[0].exp());
+    let found = |c: usize| (0..3).map(|j| call.k[j] * state[2 * j + c]).sum::<f64>();
+    let step = |d: usize, c: usize| {
+        decay * (state[2 * d + c] - call.beta[0] * call.k[d] * found(c)) + call.beta[0] * call.k[d] * call.v[c]
+    };
+    let want: Vec<f64> = (0..6).map(|e| step(e / 2, e % 2)).collect();
+    assert_close("final_state", &call.forward().final_state, &want, 1e-14);
+}
+
 /// One step of the named Runge–Kutta scheme over the whole unit of time is what the other integrators are.
 #[test]
 fn the_other_integrators_are_single_steps() {
@@ -148,27 +212,36 @@ fn the_other_integrators_are_single_steps() {
 fn gates() {
     for integrator in INTEGRATORS {
         for (beta, norm) in [(0.3, 1.2), (1.0, 1e-3), (0.0, 1.0), (0.7, 1.6)] {
-            let gate = gate(integrator, beta, norm);
-            assert_close("gamma", &[gate.gamma], &[gate.alpha * norm * norm], 1e-15);
-            assert_close("c", &[gate.c], &[gate.alpha * norm], 1e-15);
+            let plain = gate(integrator, beta, norm, 0.0);
+            assert_close("gamma", &[plain.gamma], &[plain.alpha * norm * norm], 1e-15);
+            assert_close("c", &[plain.c], &[plain.alpha * norm], 1e-15);
+            assert_eq!((plain.write, plain.decay), (plain.alpha, 1.0));
+            let gated = gate(integrator, beta, norm, -0.75);
+            assert_eq!((gated.alpha, gated.gamma, gated.decay), (plain.alpha, plain.gamma, (-0.75f64).exp()));
+            assert_close("c", &[gated.c], &[gated.write * norm], 1e-15);
         }
-        let none = gate(integrator, 0.4, 0.0);
+        let none = gate(integrator, 0.4, 0.0, 0.0);
         assert_eq!((none.alpha, none.gamma, none.c), (0.4, 0.0, 0.0));
     }
-    let exact = gate(Integrator::Exact, 2.0, 1e30);
+    let exact = gate(Integrator::Exact, 2.0, 1e30, 0.0);
     assert_close("gamma, c", &[exact.gamma, exact.c * 1e30], &[1.0, 1.0], 1e-15);
-    let tiny = gate(Integrator::Exact, 2.0, 1e-30);
+    let tiny = gate(Integrator::Exact, 2.0, 1e-30, 0.0);
     assert_close("gamma, c", &[tiny.gamma * 1e60, tiny.c * 1e30], &[2.0, 2.0], 1e-15);
+    let strong = gate(Integrator::Exact, 2.0, 3.0, -1e3);
+    assert_close("c", &[strong.c], &[6.0 / 1018.0], 1e-15);
+    let wiped = gate(Integrator::Exact, 2.0, 3.0, f64::NEG_INFINITY);
+    assert_eq!((wiped.decay, wiped.c, wiped.write), (0.0, 0.0, 0.0));
 }
 
 #[test]
 fn chunked_is_recurrent() {
     let shape = EflaShape { batch: 2, heads: 2, value_heads: 4, tokens: 100 };
     let mut seed = 0;
-    for integrator in INTEGRATORS {
+    for (integrator, gated) in INTEGRATORS.into_iter().flat_map(|integrator| [(integrator, false), (integrator, true)])
+    {
         for (normalize_q, normalize_k) in [(false, false), (true, false), (false, true), (true, true)] {
             seed += 1;
-            let config = EflaConfig { normalize_q, normalize_k, ..config(integrator) };
+            let config = EflaConfig { normalize_q, normalize_k, gated, ..config(integrator) };
             let mut call = Call::random(seed, config, shape);
             call.k[30..33].fill(0.0);
             call.q[60..63].fill(0.0);
@@ -181,6 +254,69 @@ fn chunked_is_recurrent() {
             call.initial_state = None;
             let (got, want) = (call.forward_as(Form::Chunked, None), call.forward());
             assert_close("out", &got.out, &want.out, 1e-13);
+        }
+    }
+}
+
+/// A log decay of 0 everywhere changes nothing.
+#[test]
+fn no_decay_is_no_gate() {
+    let shape = EflaShape { batch: 1, heads: 2, value_heads: 4, tokens: 70 };
+    for integrator in INTEGRATORS {
+        for form in [Form::Recurrent, Form::Chunked] {
+            let plain = Call::random(11, EflaConfig { form, ..config(integrator) }, shape);
+            let mut gated = plain.clone();
+            gated.config.gated = true;
+            gated.log_decay = Some(vec![0.0; 4 * 70]);
+            assert_eq!(gated.forward(), plain.forward());
+            let mut rng = fastrand::Rng::with_seed(12);
+            let (d_out, d_final) = (random(&mut rng, 4 * 70 * 2, 1.0), random(&mut rng, 24, 1.0));
+            let (got, want) = (gated.backward(&d_out, Some(&d_final)), plain.backward(&d_out, Some(&d_final)));
+            assert_eq!(got.d_log_decay.len(), 4 * 70);
+            let got = Gradients { d_log_decay: vec![], ..got };
+            if integrator == Integrator::Exact {
+                assert_eq!(got, want);
+            }
+            assert_close("d_k", &got.d_k, &want.d_k, 1e-14);
+            assert_close("d_beta", &got.d_beta, &want.d_beta, 1e-14);
+        }
+    }
+}
+
+/// The two forms agree row by row, and behind a log decay of −∞ the sequence starts anew.
+#[test]
+fn strong_decay() {
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 150 };
+    let mut rng = fastrand::Rng::with_seed(13);
+    for integrator in [Integrator::Exact, Integrator::Euler] {
+        for strengths in [&[0.0, 50.0, 1e-3][..], &[20.0], &[1e3], &[5e-324, 700.0, 1e300, 1.0]] {
+            let mut call = Call::random(14, EflaConfig { gated: true, ..config(integrator) }, shape);
+            call.log_decay = Some((0..150).map(|_| -strengths[rng.usize(..strengths.len())]).collect());
+            let want = call.forward();
+            assert!(want.out.iter().all(|x| x.is_finite()));
+            for chunk in [16, 64] {
+                let got = call.forward_as(Form::Chunked, Some(chunk));
+                for (got, want) in got.out.chunks(2).zip(want.out.chunks(2)) {
+                    assert_close("out", got, want, 1e-12);
+                }
+            }
+            call.log_decay.as_mut().unwrap()[37] = f64::NEG_INFINITY;
+            let mut later = call.tokens(37, 150);
+            later.initial_state = None;
+            later.log_decay.as_mut().unwrap()[0] = f64::NEG_INFINITY;
+            let want = later.forward();
+            for (form, chunk) in [(Form::Recurrent, None), (Form::Chunked, Some(16)), (Form::Chunked, Some(64))] {
+                let got = call.forward_as(form, chunk);
+                assert_close("out", &got.out[2 * 37..], &want.out, 1e-12);
+                assert_close("final_state", &got.final_state, &want.final_state, 1e-12);
+            }
+            if integrator == Integrator::Exact {
+                assert_eq!(want.out[..2], [0.0, 0.0]);
+            }
+            let gradients = call.backward(&[1.0; 300], Some(&[1.0; 6]));
+            let d_log_decay = &gradients.d_log_decay;
+            assert!(d_log_decay.iter().all(|x| x.is_finite()) && d_log_decay[37] == 0.0);
+            assert!(gradients.d_beta.iter().chain(&gradients.d_k).all(|x| x.is_finite()));
         }
     }
 }
@@ -209,7 +345,8 @@ fn chunked_is_recurrent_for_unequal_keys() {
 #[test]
 fn gradients_are_those_of_forward() {
     let mut seed = 100;
-    for integrator in INTEGRATORS {
+    for (integrator, gated) in INTEGRATORS.into_iter().flat_map(|integrator| [(integrator, false), (integrator, true)])
+    {
         for (normalize_q, normalize_k) in [(false, false), (true, false), (false, true), (true, true)] {
             for (shape, zero_key) in [
                 (SMALL, false),
@@ -218,7 +355,7 @@ fn gradients_are_those_of_forward() {
                 (EflaShape { batch: 1, heads: 1, value_heads: 3, tokens: 1 }, true),
             ] {
                 seed += 1;
-                let config = EflaConfig { normalize_q, normalize_k, ..config(integrator) };
+                let config = EflaConfig { normalize_q, normalize_k, gated, ..config(integrator) };
                 let mut call = Call::random(seed, config, shape);
                 if zero_key {
                     call.k[..3].fill(0.0);
@@ -253,6 +390,8 @@ fn gradients_are_those_of_forward() {
                 check("k", &gradients.d_k, &call.k, &|call, x| call.k = x.to_vec());
                 check("v", &gradients.d_v, &call.v, &|call, x| call.v = x.to_vec());
                 check("beta", &gradients.d_beta, &call.beta, &|call, x| call.beta = x.to_vec());
+                let log_decay = call.log_decay.clone().unwrap_or_default();
+                check("log_decay", &gradients.d_log_decay, &log_decay, &|call, x| call.log_decay = Some(x.to_vec()));
                 let initial_state = call.initial_state.clone().unwrap();
                 check("initial_state", &gradients.d_initial_state, &initial_state, &|call, x| {
                     call.initial_state = Some(x.to_vec())
@@ -295,8 +434,10 @@ fn splitting_changes_nothing() {
         let mut rng = fastrand::Rng::with_seed(6);
         (random(&mut rng, 4 * 150 * 2, 1.0), random(&mut rng, 24, 1.0))
     };
-    for form in [Form::Recurrent, Form::Chunked] {
-        let call = Call::random(5, EflaConfig { form, normalize_q: true, ..config(Integrator::Exact) }, shape);
+    for (form, gated) in
+        [(Form::Recurrent, false), (Form::Chunked, false), (Form::Recurrent, true), (Form::Chunked, true)]
+    {
+        let call = Call::random(5, EflaConfig { form, gated, normalize_q: true, ..config(Integrator::Exact) }, shape);
         let whole = call.forward();
         let want = call.backward(&d_out, Some(&d_final));
         for at in [0, 1, 63, 64, 65, 149, 150] {
@@ -312,6 +453,10 @@ fn splitting_changes_nothing() {
             assert_close("d_k", &earlier.d_k, &pick(&want.d_k, 150, 3, 0, at), 1e-12);
             assert_close("d_beta", &earlier.d_beta, &pick(&want.d_beta, 150, 1, 0, at), 1e-12);
             assert_close("d_initial_state", &earlier.d_initial_state, &want.d_initial_state, 1e-12);
+            if gated {
+                assert_close("d_log_decay", &later.d_log_decay, &pick(&want.d_log_decay, 150, 1, at, 150), 1e-12);
+                assert_close("d_log_decay", &earlier.d_log_decay, &pick(&want.d_log_decay, 150, 1, 0, at), 1e-12);
+            }
         }
     }
 }
@@ -319,7 +464,7 @@ fn splitting_changes_nothing() {
 #[test]
 fn packed_sequences_are_batches_taken_apart() {
     let shape = EflaShape { batch: 2, heads: 2, value_heads: 4, tokens: 9 };
-    let call = Call::random(8, EflaConfig { normalize_k: true, ..config(Integrator::Exact) }, shape);
+    let call = Call::random(8, EflaConfig { normalize_k: true, gated: true, ..config(Integrator::Exact) }, shape);
     let mut rng = fastrand::Rng::with_seed(9);
     let (d_out, d_final) = (random(&mut rng, 2 * 4 * 9 * 2, 1.0), random(&mut rng, 2 * 24, 1.0));
     let (want, gradients) = (call.forward(), call.backward(&d_out, Some(&d_final)));
@@ -335,6 +480,7 @@ fn packed_sequences_are_batches_taken_apart() {
         k: keys(&call.k),
         v: values(&call.v),
         beta: steps(&call.beta),
+        log_decay: call.log_decay.as_deref().map(steps),
         initial_state: call.initial_state.as_deref().map(states),
         ..call
     };
@@ -345,6 +491,7 @@ fn packed_sequences_are_batches_taken_apart() {
     let got = backward_packed(&config, &shape, &cu_seqlens, &inputs, &d_out, Some(&d_final)).unwrap();
     assert_eq!((got.d_q, got.d_k), (keys(&gradients.d_q), keys(&gradients.d_k)));
     assert_eq!((got.d_v, got.d_beta), (values(&gradients.d_v), steps(&gradients.d_beta)));
+    assert_eq!(got.d_log_decay, steps(&gradients.d_log_decay));
     assert_eq!(got.d_initial_state, states(&gradients.d_initial_state));
 
     let refused = |shape: &EflaShape, cu_seqlens: &[usize]| {
@@ -422,6 +569,12 @@ fn bad_arguments_are_refused() {
     assert_eq!(refused(&|call| call.k.push(0.0)), "k");
     assert_eq!(refused(&|call| call.v.clear()), "v");
     assert_eq!(refused(&|call| call.beta.clear()), "beta");
+    assert_eq!(refused(&|call| call.config.gated = true), "log_decay");
+    assert_eq!(refused(&|call| call.log_decay = Some(vec![0.0; 20])), "log_decay");
+    for bad in [vec![], vec![f64::NAN; 20], vec![f64::INFINITY; 20]] {
+        let gated = |call: &mut Call| (call.config.gated, call.log_decay) = (true, Some(bad.clone()));
+        assert_eq!(refused(&gated), "log_decay");
+    }
     assert_eq!(refused(&|call| call.initial_state = Some(vec![])), "initial_state");
     assert_eq!(refused(&|call| call.shape.tokens = usize::MAX), "q");
     assert_eq!(refused(&|call| call.k[0] = 1e160), "k");
@@ -434,7 +587,7 @@ fn bad_arguments_are_refused() {
     }
     let huge = EflaShape { batch: usize::MAX / 2, heads: 1, value_heads: 1, tokens: 0 };
     let call = Call { shape: EflaShape { batch: 0, ..SMALL }, ..Call::random(1, config(Integrator::Exact), SMALL) };
-    let inputs = Inputs { q: &[], k: &[], v: &[], beta: &[], initial_state: None };
+    let inputs = Inputs { q: &[], k: &[], v: &[], beta: &[], initial_state: None, log_decay: None };
     assert!(forward(&call.config, &huge, &inputs).is_err());
     assert!(backward(&call.config, &huge, &inputs, &[], None).is_err());
     let call = Call::random(1, config(Integrator::Exact), SMALL);

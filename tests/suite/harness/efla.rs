@@ -14,6 +14,7 @@ pub struct EflaCase {
     pub k: Vec<f32>,
     pub v: Vec<f32>,
     pub beta: Vec<f32>,
+    pub log_decay: Option<Vec<f32>>,
     pub initial_state: Option<Vec<f32>>,
 }
 
@@ -35,12 +36,20 @@ impl EflaCase {
             k: normal(rng, batch * heads * tokens * config.key_dim),
             v: normal(rng, batch * value_heads * tokens * config.value_dim),
             beta: (0..batch * value_heads * tokens).map(|_| rng.f32()).collect(),
+            log_decay: None,
             initial_state: None,
         }
     }
 
     pub fn with_initial_state(mut self, rng: &mut fastrand::Rng) -> Self {
         self.initial_state = Some(normal(rng, self.state_shape().iter().product()));
+        self
+    }
+
+    /// Makes it gated: every token of every value head decays by what `strength` says, e^{−strength}.
+    pub fn with_decay(mut self, mut strength: impl FnMut() -> f32) -> Self {
+        self.config.gated = true;
+        self.log_decay = Some(self.beta.iter().map(|_| -strength()).collect());
         self
     }
 
@@ -83,8 +92,10 @@ impl EflaCase {
     /// The right answer, token by token.
     pub fn reference(&self) -> Output {
         let (q, k, v, beta) = (widen(&self.q), widen(&self.k), widen(&self.v), widen(&self.beta));
-        let initial_state = self.initial_state.as_deref().map(widen);
-        let inputs = Inputs { q: &q, k: &k, v: &v, beta: &beta, initial_state: initial_state.as_deref() };
+        let (log_decay, initial_state) =
+            (self.log_decay.as_deref().map(widen), self.initial_state.as_deref().map(widen));
+        let (log_decay, initial_state) = (log_decay.as_deref(), initial_state.as_deref());
+        let inputs = Inputs { q: &q, k: &k, v: &v, beta: &beta, log_decay, initial_state };
         let config = EflaConfig { form: Form::Recurrent, chunk: None, ..self.config };
         forward(&config, &self.shape, &inputs)
             .unwrap_or_else(|error| panic!("the reference refuses {}: {error}", self.label()))
@@ -123,6 +134,7 @@ impl EflaCase {
             k: input(gpu, &self.k, &[batch, heads, tokens, key_dim], 70),
             v: input(gpu, &self.v, &[batch, value_heads, tokens, value_dim], 131),
             beta: input(gpu, &self.beta, &[batch, value_heads, tokens], 1),
+            log_decay: self.log_decay.as_ref().map(|decay| input(gpu, decay, &[batch, value_heads, tokens], 3)),
             initial_state: self.initial_state.as_ref().map(|state| input(gpu, state, &self.state_shape(), 66)),
             out: out.view(),
             final_state: None,
