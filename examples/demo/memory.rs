@@ -90,7 +90,7 @@ fn remember(
     let name = |tensor: &str| format!("{name}, key scale {scale}{until}: {tensor}");
     // A diverging memory multiplies its rounding errors as well.
     let factor = if diverged.is_some() { 10.0 } else { 1.0 };
-    let limits = Limits { dtype: DType::F32, factor, unjudged: None };
+    let limits = Limits { factor, unjudged: None };
     checks.extend(Check::all(&got, &exact::compute(&case)?, &limits, name));
 
     let out = &got["out"].values;

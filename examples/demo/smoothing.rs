@@ -125,7 +125,7 @@ impl Inputs {
         let case = self.case(method);
         let got = engine.compute(&case)?;
         let factor = attention_factor(self.largest_logit());
-        let limits = Limits { dtype: DType::F32, factor, unjudged: None };
+        let limits = Limits { factor, unjudged: None };
         let name = match method {
             Method::Softmax => "ordinary",
             Method::Continuous => "continuous",
