@@ -154,6 +154,22 @@ impl TensorView {
         Ok(narrowed)
     }
 
+    /// The same elements with two dimensions exchanged: a tensor `[B, T, H, D]` seen as `[B, H, T, D]`, say. Nothing is
+    /// copied.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when there is no such dimension.
+    pub fn transposed(&self, first: usize, second: usize) -> Result<TensorView> {
+        let rank = self.shape.len().min(self.strides.len());
+        if let Some(dim) = [first, second].into_iter().find(|dim| *dim >= rank) {
+            return Err(Error::argument("dim", dim, format!("one of {rank} dimensions, from 0")));
+        }
+        let mut transposed = self.clone();
+        transposed.shape.swap(first, second);
+        transposed.strides.swap(first, second);
+        Ok(transposed)
+    }
+
     /// The same elements with four dimensions, leading ones of size 1 added. Only for views of four at most.
     pub(crate) fn four_dimensional(&self) -> TensorView {
         let missing = 4 - self.shape.len();

@@ -6,7 +6,7 @@ use crate::gpu::Gpu;
 use crate::kernel::{BoundRange, Call, params_buffer};
 use crate::piece::Piece;
 use crate::shader::{Kernel, input, params, wgsl, workspace};
-use crate::tensor::{TensorView, check_cumulative, check_longest};
+use crate::tensor::{TensorView, check_longest};
 
 params! {
     /// Parameters of every attention kernel; the vectors are [`TensorView::layout`]s.
@@ -124,6 +124,7 @@ impl Blocks {
         let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
         let (row_blocks, node_blocks) = (|rows: usize| rows.div_ceil(BLOCK_Q), |room: usize| room / own_nodes + 1);
         let AttentionShape { batch, queries, keys, .. } = *shape;
+        lengths.validate(shape)?;
         let mut words: Vec<[usize; 6]> = Vec::new();
         match lengths {
             Lengths::Full => {
@@ -139,28 +140,13 @@ impl Blocks {
                 });
             }
             Lengths::Packed { cu_seqlens_q, cu_seqlens_k } => {
-                if batch != 1 {
-                    return Err(Error::argument("batch", batch, "1 with packed sequences"));
-                }
-                let count = check_cumulative("cu_seqlens_q", cu_seqlens_q, queries)?;
-                if check_cumulative("cu_seqlens_k", cu_seqlens_k, keys)? != count {
-                    let got = format!("{} entries", cu_seqlens_k.len());
-                    return Err(Error::argument("cu_seqlens_k", got, format!("{}, as cu_seqlens_q", count + 1)));
-                }
-                for n in 0..count {
+                for n in 0..lengths.sequences(shape) {
                     let (queries, keys) =
                         (cu_seqlens_q[n + 1] - cu_seqlens_q[n], cu_seqlens_k[n + 1] - cu_seqlens_k[n]);
                     words.push([0, cu_seqlens_q[n], queries, cu_seqlens_k[n], keys, keys]);
                 }
             }
             Lengths::Cache { kv_lens } => {
-                if kv_lens.len() != batch {
-                    let got = format!("{} entries", kv_lens.len());
-                    return Err(Error::argument("kv_lens", got, format!("{batch}, one a sequence")));
-                }
-                if let Some(length) = kv_lens.iter().find(|length| **length > keys) {
-                    return Err(Error::argument("kv_lens", length, format!("at most the {keys} keys of the cache")));
-                }
                 words.extend(kv_lens.iter().enumerate().map(|(b, &length)| [b, 0, queries, 0, length, keys]));
             }
         }

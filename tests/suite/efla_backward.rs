@@ -211,7 +211,7 @@ fn given_cases() {
         for chunk in [16, 32, 64] {
             let overrides = [("chunk".to_string(), chunk.to_string())].into();
             let case = case::Case::load(format!("tests/cases/{name}.safetensors"), &overrides).unwrap();
-            let case::Operation::Efla { config, shape } = case.operation else { panic!("{name} is not EFLA") };
+            let case::Operation::Efla { config, shape, .. } = case.operation else { panic!("{name} is not EFLA") };
             let get = |name: &str| case.inputs.get(name).map(|tensor| tensor.values.clone());
             let problem = Problem {
                 config,
