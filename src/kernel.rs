@@ -282,6 +282,11 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// Part of the part; its start must be one that can be bound.
+    pub fn narrow(self, start: u64, elements: u64) -> Part {
+        Part { start: self.start + start, elements }
+    }
+
     /// The range within a workspace that [`Gpu::workspace`] returned.
     pub fn of(self, workspace: &TensorView) -> BoundRange {
         BoundRange {
@@ -314,6 +319,11 @@ impl WorkspaceLayout {
         }
     }
 
+    /// Where a second array may start behind one of this many elements, so that it can be bound by itself.
+    pub fn aligned(&self, elements: u64) -> u64 {
+        elements.checked_next_multiple_of(self.align).unwrap_or(u64::MAX)
+    }
+
     /// Reserves a part; `name` says in an error what it is for.
     pub fn reserve(&mut self, name: &str, elements: u64) -> Result<Part> {
         let (got, limit) = (elements.saturating_mul(4), self.max_binding);
@@ -342,6 +352,12 @@ impl WorkspaceLayout {
 }
 
 impl Gpu {
+    /// A buffer of its own for a table that kernels read.
+    pub(crate) fn table(&self, words: &[u32]) -> Result<BoundRange> {
+        let bytes = bytemuck::cast_slice(words);
+        Ok(BoundRange::whole(&self.allocate("lengths of sequences", bytes.len() as u64, Some(bytes))?))
+    }
+
     /// The caller's workspace if it is fit, else one of its own for this call.
     pub(crate) fn workspace(&self, given: Option<&TensorView>, bytes: u64) -> Result<TensorView> {
         let elements = (bytes / 4) as usize;

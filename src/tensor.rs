@@ -154,6 +154,22 @@ impl TensorView {
         Ok(narrowed)
     }
 
+    /// The same elements with two dimensions exchanged: a tensor `[B, T, H, D]` seen as `[B, H, T, D]`, say. Nothing is
+    /// copied.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when there is no such dimension.
+    pub fn transposed(&self, first: usize, second: usize) -> Result<TensorView> {
+        let rank = self.shape.len().min(self.strides.len());
+        if let Some(dim) = [first, second].into_iter().find(|dim| *dim >= rank) {
+            return Err(Error::argument("dim", dim, format!("one of {rank} dimensions, from 0")));
+        }
+        let mut transposed = self.clone();
+        transposed.shape.swap(first, second);
+        transposed.strides.swap(first, second);
+        Ok(transposed)
+    }
+
     /// The same elements with four dimensions, leading ones of size 1 added. Only for views of four at most.
     pub(crate) fn four_dimensional(&self) -> TensorView {
         let missing = 4 - self.shape.len();
@@ -375,6 +391,17 @@ pub(crate) fn check_longest(sizes: &[(&str, usize)]) -> Result<()> {
         }),
         None => Ok(()),
     }
+}
+
+/// Checks cumulative lengths; how many sequences there are.
+pub(crate) fn check_cumulative(name: &str, cumulative: &[usize], total: usize) -> Result<usize> {
+    let ends = (cumulative.first(), cumulative.last());
+    if ends != (Some(&0), Some(&total)) || !cumulative.is_sorted() {
+        let order = if cumulative.is_sorted() { "" } else { ", not sorted" };
+        let got = format!("{} entries from {:?} to {:?}{order}", cumulative.len(), ends.0, ends.1);
+        return Err(Error::argument(name, got, format!("cumulative lengths that rise from 0 to the {total} tokens")));
+    }
+    Ok(cumulative.len() - 1)
 }
 
 /// Strides of a dense row-major tensor.

@@ -61,8 +61,7 @@ fn compare(engine: &Engine, file: &Path, overrides: &BTreeMap<String, String>) -
     } else {
         for (tensor, want) in &case.expected {
             let Some(got) = got.get(tensor) else { continue };
-            let want: Vec<f64> = want.values.iter().map(|&value| f64::from(value)).collect();
-            checks.push(Check::new(format!("{tensor} against expected"), tensor, &got.values, &want, &limits));
+            checks.push(Check::expected(format!("{tensor} against expected"), tensor, got, want, &limits));
         }
     }
     checks.extend(Check::all(&got, &exact, &limits, |tensor| format!("{tensor} against float64")));

@@ -58,7 +58,7 @@ enum Needed {
 const BOOLEAN: Needed = Needed::OneOf(&["true", "false"]);
 
 /// Every metadata key of a case and what it takes; the flag is the key with `-` for `_`.
-static METADATA: [(&str, Needed); 10] = [
+static METADATA: [(&str, Needed); 11] = [
     ("op", Needed::OneOf(&["continuous_attention", "softmax_attention", "efla"])),
     ("causal", BOOLEAN),
     ("sink", Needed::OneOf(&["zero", "first", "given", "none"])),
@@ -69,6 +69,7 @@ static METADATA: [(&str, Needed); 10] = [
     ("normalize_k", BOOLEAN),
     ("chunk", Needed::OneOf(&["16", "32", "64", "none"])),
     ("form", Needed::OneOf(&["chunked", "recurrent"])),
+    ("layout", Needed::OneOf(&["bhtd", "bthd"])),
 ];
 
 impl Needed {
@@ -299,7 +300,7 @@ mod tests {
     #[test]
     fn every_metadata_key_can_be_replaced() {
         let line = "run --input a --output b --op efla --causal false --sink none --scale -0.5 --window 3 \
-                    --integrator rk2 --normalize-q true --normalize-k false --chunk 32 --form recurrent";
+                    --integrator rk2 --normalize-q true --normalize-k false --chunk 32 --form recurrent --layout bthd";
         let Ok(Command::Run(args)) = parse_words(line) else { panic!() };
         assert_eq!(args.overrides.len(), METADATA.len());
         assert_eq!(args.overrides["scale"], "-0.5");

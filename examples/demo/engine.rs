@@ -2,9 +2,11 @@
 
 use crate::exact;
 use continuous_attention::case::{Case, CaseTensor, Operation};
+use continuous_attention::half::{bf16, f16};
 use continuous_attention::{
     AdapterChoice, Attention, AttentionConfig, AttentionGradients, AttentionShape, AttentionTensors, DType, Efla,
-    EflaConfig, EflaGradients, EflaShape, EflaTensors, Error, Gpu, GpuOptions, Result, Tensor, TensorView, wgpu,
+    EflaConfig, EflaGradients, EflaShape, EflaTensors, Error, Gpu, GpuOptions, Lengths, Result, Tensor, TensorView,
+    wgpu,
 };
 use std::collections::BTreeMap;
 
@@ -64,9 +66,22 @@ impl Engine {
     /// Everything that the case asks for, by name: out and lse or final_state, and the gradients if it has d_out.
     pub fn compute(&self, case: &Case) -> Result<Tensors> {
         match (&self.gpu, &case.operation) {
-            (None, _) => Ok(exact::compute(case)?.into_iter().map(|(name, tensor)| (name, tensor.narrow())).collect()),
-            (Some(gpu), Operation::Attention { config, shape }) => attention(gpu, case, config, shape),
-            (Some(gpu), Operation::Efla { config, shape }) => efla(gpu, case, config, shape),
+            (None, _) => {
+                let narrow = |(name, tensor): (String, exact::Exact)| {
+                    let tensor = tensor.narrow(exact::stored(case, &name));
+                    (name, tensor)
+                };
+                Ok(exact::compute(case)?.into_iter().map(narrow).collect())
+            }
+            (Some(gpu), Operation::Attention { config, shape, lengths, .. }) => {
+                attention(gpu, case, config, shape, lengths)
+            }
+            (Some(gpu), Operation::Efla { config, shape, cu_seqlens: None, .. }) => efla(gpu, case, config, shape),
+            (Some(_), Operation::Efla { cu_seqlens: Some(_), .. }) => Err(Error::Argument {
+                argument: "cu_seqlens".into(),
+                got: "a tensor".into(),
+                needed: "none with op efla on the GPU; --device reference computes it".into(),
+            }),
         }
     }
 }
@@ -88,14 +103,21 @@ pub fn kind(device_type: wgpu::DeviceType) -> &'static str {
     }
 }
 
-fn attention(gpu: &Gpu, case: &Case, config: &AttentionConfig, shape: &AttentionShape) -> Result<Tensors> {
+fn attention(
+    gpu: &Gpu,
+    case: &Case,
+    config: &AttentionConfig,
+    shape: &AttentionShape,
+    lengths: &Lengths,
+) -> Result<Tensors> {
     let AttentionShape { batch, heads, queries, .. } = *shape;
-    let mut results = Results::new(gpu);
+    let mut results = Results::new(gpu, case);
     let tensors = AttentionTensors {
         sink_k: input(gpu, case, "sink_k")?,
         sink_v: input(gpu, case, "sink_v")?,
         intervals: input(gpu, case, "intervals")?,
         lse: Some(results.add("lse", &[batch, heads, queries])?),
+        lengths: lengths.clone(),
         ..AttentionTensors::new(
             needed_input(gpu, case, "q")?,
             needed_input(gpu, case, "k")?,
@@ -128,7 +150,7 @@ fn attention(gpu: &Gpu, case: &Case, config: &AttentionConfig, shape: &Attention
 fn efla(gpu: &Gpu, case: &Case, config: &EflaConfig, shape: &EflaShape) -> Result<Tensors> {
     let EflaShape { batch, value_heads, tokens, .. } = *shape;
     let state = [batch, value_heads, config.key_dim, config.value_dim];
-    let mut results = Results::new(gpu);
+    let mut results = Results::new(gpu, case);
     let tensors = EflaTensors {
         log_decay: input(gpu, case, "log_decay")?,
         initial_state: input(gpu, case, "initial_state")?,
@@ -162,7 +184,8 @@ fn efla(gpu: &Gpu, case: &Case, config: &EflaConfig, shape: &EflaShape) -> Resul
 
 /// Uploads an input if the case has it.
 fn input(gpu: &Gpu, case: &Case, name: &str) -> Result<Option<TensorView>> {
-    case.inputs.get(name).map(|tensor| Ok(gpu.upload(&tensor.values, &tensor.shape)?.view())).transpose()
+    let Some(CaseTensor { dtype, shape, values }) = case.inputs.get(name) else { return Ok(None) };
+    heads_first(case, name, &upload(gpu, *dtype, values, shape)?).map(Some)
 }
 
 /// Uploads an input that every case of its operation has.
@@ -172,29 +195,53 @@ fn needed_input(gpu: &Gpu, case: &Case, name: &str) -> Result<TensorView> {
     input(gpu, case, name)?.ok_or_else(missing)
 }
 
-/// Result tensors on the GPU.
+fn upload(gpu: &Gpu, dtype: DType, values: &[f32], shape: &[usize]) -> Result<Tensor> {
+    match dtype {
+        DType::F32 => gpu.upload(values, shape),
+        DType::F16 => gpu.upload(&values.iter().map(|&value| f16::from_f32(value)).collect::<Vec<_>>(), shape),
+        DType::BF16 => gpu.upload(&values.iter().map(|&value| bf16::from_f32(value)).collect::<Vec<_>>(), shape),
+    }
+}
+
+/// A tensor in the layout of its case, as the operators see it: nothing is moved.
+fn heads_first(case: &Case, name: &str, tensor: &Tensor) -> Result<TensorView> {
+    let tokens_first = case.operation.layout().is_tokens_first(name);
+    if tokens_first { tensor.view().transposed(1, 2) } else { Ok(tensor.view()) }
+}
+
+/// Result tensors on the GPU, in the layout of the case.
 struct Results<'a> {
     gpu: &'a Gpu,
+    case: &'a Case,
     tensors: BTreeMap<&'static str, Tensor>,
 }
 
 impl<'a> Results<'a> {
-    fn new(gpu: &'a Gpu) -> Results<'a> {
-        Results { gpu, tensors: BTreeMap::new() }
+    fn new(gpu: &'a Gpu, case: &'a Case) -> Results<'a> {
+        Results { gpu, case, tensors: BTreeMap::new() }
     }
 
-    /// A tensor for a kernel to write. It starts as NaN: an element that nothing is written to fails every comparison.
+    /// A tensor for a kernel to write, of a shape with heads before tokens. It starts as NaN: an element that nothing is
+    /// written to fails every comparison.
     fn add(&mut self, name: &'static str, shape: &[usize]) -> Result<TensorView> {
-        let tensor = self.gpu.upload(&vec![f32::NAN; shape.iter().product()], shape)?;
-        let view = tensor.view();
+        let mut shape = shape.to_vec();
+        if self.case.operation.layout().is_tokens_first(name) {
+            shape.swap(1, 2);
+        }
+        // Kernels write 16 bits in pairs: rows of odd length are rounded once they are read.
+        let pairs = shape.last().is_some_and(|size| size.is_multiple_of(2));
+        let dtype = if pairs { exact::stored(self.case, name) } else { DType::F32 };
+        let tensor = upload(self.gpu, dtype, &vec![f32::NAN; shape.iter().product()], &shape)?;
+        let view = heads_first(self.case, name, &tensor)?;
         self.tensors.insert(name, tensor);
         Ok(view)
     }
 
     fn read(self) -> Result<Tensors> {
         let read = |(name, tensor): (&str, Tensor)| {
-            let (shape, values) = (tensor.shape().to_vec(), self.gpu.read(&tensor)?);
-            Ok((name.to_string(), CaseTensor { dtype: DType::F32, shape, values }))
+            let dtype = exact::stored(self.case, name);
+            let values = self.gpu.read(&tensor)?.into_iter().map(|value| exact::rounded(dtype, value)).collect();
+            Ok((name.to_string(), CaseTensor { dtype, shape: tensor.shape().to_vec(), values }))
         };
         self.tensors.into_iter().map(read).collect()
     }

@@ -1,12 +1,12 @@
 //! How far a result is from float64, and how far it may be.
 
 use crate::engine::Tensors;
-use crate::exact::{self, Exacts};
+use crate::exact::{self, Exacts, Wide};
 use crate::table::Table;
-use continuous_attention::case::{Case, Operation};
+use continuous_attention::case::{Case, CaseTensor, Operation};
 use continuous_attention::reference::compare::{self, Comparison, Quantity, Scale};
 use continuous_attention::reference::efla;
-use continuous_attention::{DType, EflaConfig, Integrator, Result};
+use continuous_attention::{DType, EflaConfig, EflaShape, Integrator, Result};
 
 /// One result that was compared.
 #[derive(Debug, Clone)]
@@ -21,8 +21,6 @@ pub struct Check {
 /// How far the results of one computation may be off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// Storage type of q, k and v.
-    pub dtype: DType,
     /// By what every limit is multiplied.
     pub factor: f64,
     /// Why no limit is promised, where none is.
@@ -36,40 +34,39 @@ const LARGEST_STEP: f64 = 1.9;
 impl Limits {
     /// The limits that the library promises for a case.
     pub fn of(case: &Case) -> Result<Limits> {
-        let dtype = case.inputs.get("q").map_or(DType::F32, |q| q.dtype);
         let factor = exact::largest_logit(case)?.map_or(1.0, compare::attention_factor);
         let unjudged = match &case.operation {
             Operation::Attention { .. } => None,
-            Operation::Efla { config, .. } => unpromised_step(config, case),
+            Operation::Efla { config, shape, .. } => unpromised_step(config, shape, case),
         };
-        Ok(Limits { dtype, factor, unjudged })
+        Ok(Limits { factor, unjudged })
     }
 
-    fn limit(&self, tensor: &str) -> f64 {
+    /// For a result that is stored as `dtype`.
+    fn limit(&self, tensor: &str, dtype: DType) -> f64 {
         let quantity = match tensor {
             "d_beta" | "d_log_decay" => Quantity::BetaGradient,
             _ if tensor.starts_with("d_") => Quantity::Gradient,
             _ => Quantity::Forward,
         };
-        self.factor * compare::limit(quantity, self.dtype)
+        self.factor * compare::limit(quantity, dtype)
     }
 }
 
 /// Says which step of an EFLA case leaves the range in which anything is promised, if one does.
-fn unpromised_step(config: &EflaConfig, case: &Case) -> Option<String> {
-    let (k, beta) = (case.inputs.get("k")?, case.inputs.get("beta")?);
-    let (&[_, heads, tokens, key_dim], &[_, value_heads, _]) = (k.shape.as_slice(), beta.shape.as_slice()) else {
-        return None;
-    };
-    let gamma = |(index, &beta): (usize, &f32)| {
-        let (row, token) = (index / tokens, index % tokens);
-        let head = row / value_heads * heads + row % value_heads * heads / value_heads;
-        let key = &k.values[(head * tokens + token) * key_dim..][..key_dim];
-        let length = key.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+fn unpromised_step(config: &EflaConfig, shape: &EflaShape, case: &Case) -> Option<String> {
+    let wide = Wide::new(case);
+    let (k, beta) = (wide.get("k")?, wide.get("beta")?);
+    let (tokens, key_dim) = (shape.tokens, config.key_dim);
+    let gamma = |(index, &beta): (usize, &f64)| {
+        // The key head of value head index / tokens, counted through the batch.
+        let head = index / tokens / shape.group();
+        let key = &k[(head * tokens + index % tokens) * key_dim..][..key_dim];
+        let length = key.iter().map(|x| x * x).sum::<f64>().sqrt();
         let length = if config.normalize_k && length > 0.0 { 1.0 } else { length };
-        efla::gate(config.integrator, f64::from(beta), length, 0.0).gamma
+        efla::gate(config.integrator, beta, length, 0.0).gamma
     };
-    let gammas: Vec<f64> = beta.values.iter().enumerate().map(gamma).collect();
+    let gammas: Vec<f64> = beta.iter().enumerate().map(gamma).collect();
     let (low, high) = gammas.iter().fold((0.0f64, 0.0f64), |(low, high), &gamma| (low.min(gamma), high.max(gamma)));
     if low < 0.0 {
         return Some(format!("a step has γ = {low:.3}: below 0 the state grows and its rounding errors with it"));
@@ -80,19 +77,30 @@ fn unpromised_step(config: &EflaConfig, case: &Case) -> Option<String> {
 }
 
 impl Check {
-    /// Compares one result; `tensor` is its name in a case file.
-    pub fn new(name: String, tensor: &str, got: &[f32], want: &[f64], limits: &Limits) -> Check {
+    /// Compares one result with float64; `tensor` is its name in a case file.
+    pub fn new(name: String, tensor: &str, got: &CaseTensor, want: &[f64], limits: &Limits) -> Check {
+        Check::within(name, tensor, &got.values, want, limits.limit(tensor, got.dtype), limits)
+    }
+
+    /// Compares one result with what is stored of it elsewhere: in fewer bits, maybe.
+    pub fn expected(name: String, tensor: &str, got: &CaseTensor, want: &CaseTensor, limits: &Limits) -> Check {
+        let limit = limits.limit(tensor, got.dtype).max(limits.limit(tensor, want.dtype));
+        let want: Vec<f64> = want.values.iter().map(|&value| f64::from(value)).collect();
+        Check::within(name, tensor, &got.values, &want, limit, limits)
+    }
+
+    fn within(name: String, tensor: &str, got: &[f32], want: &[f64], limit: f64, limits: &Limits) -> Check {
         let scale = if tensor == "lse" { Scale::Lse } else { Scale::Tensor };
-        let comparison = compare::compare(got, want, limits.limit(tensor), scale);
+        let comparison = compare::compare(got, want, limit, scale);
         Check { name, comparison, judged: limits.unjudged.is_none() }
     }
 
     /// Compares every result with float64, one that the device did not give too; `name` makes a name of that of a
     /// tensor.
     pub fn all(got: &Tensors, want: &Exacts, limits: &Limits, name: impl Fn(&str) -> String) -> Vec<Check> {
+        let nothing = CaseTensor { dtype: DType::F32, shape: vec![0], values: vec![] };
         let check = |(tensor, want): (&String, &crate::exact::Exact)| {
-            let got = got.get(tensor).map_or(&[][..], |got| &got.values);
-            Check::new(name(tensor), tensor, got, &want.values, limits)
+            Check::new(name(tensor), tensor, got.get(tensor).unwrap_or(&nothing), &want.values, limits)
         };
         want.iter().map(check).collect()
     }
@@ -180,7 +188,7 @@ mod tests {
         negative.inputs.get_mut("beta").unwrap().values[0] = -0.1;
         let limits = Limits::of(&negative).unwrap();
         assert!(limits.unjudged.is_some());
-        let miss = Check::new("out".into(), "out", &[f32::NAN], &[1.0], &limits);
+        let miss = Check::within("out".into(), "out", &[f32::NAN], &[1.0], 1.0, &limits);
         assert!(miss.passed() && table([miss].iter()).text().contains("not judged"));
     }
 }

@@ -9,7 +9,7 @@ use crate::co2::Sample;
 use crate::engine::{Engine, Tensors};
 use crate::exact;
 use crate::judge::{Check, Limits};
-use continuous_attention::case::{Case, CaseTensor, Operation};
+use continuous_attention::case::{Case, CaseTensor, Layout, Operation};
 use continuous_attention::reference::efla;
 use continuous_attention::{DType, EflaConfig, EflaShape, Integrator, Result};
 use std::f64::consts::TAU;
@@ -90,7 +90,7 @@ fn remember(
     let name = |tensor: &str| format!("{name}, key scale {scale}{until}: {tensor}");
     // A diverging memory multiplies its rounding errors as well.
     let factor = if diverged.is_some() { 10.0 } else { 1.0 };
-    let limits = Limits { dtype: DType::F32, factor, unjudged: None };
+    let limits = Limits { factor, unjudged: None };
     checks.extend(Check::all(&got, &exact::compute(&case)?, &limits, name));
 
     let out = &got["out"].values;
@@ -142,7 +142,7 @@ impl Inputs {
             tensor("v", &[1, 1, tokens, 1], &self.v[..tokens]),
             tensor("beta", &[1, 1, tokens], &self.beta[..tokens]),
         ]);
-        let operation = Operation::Efla { config: *config, shape };
+        let operation = Operation::Efla { config: *config, shape, cu_seqlens: None, layout: Layout::default() };
         Case { file: "CO2 series".into(), operation, inputs, expected: Default::default() }
     }
 

@@ -10,9 +10,9 @@ use crate::co2::Sample;
 use crate::engine::Engine;
 use crate::exact;
 use crate::judge::{Check, Limits};
-use continuous_attention::case::{Case, CaseTensor, Operation};
+use continuous_attention::case::{Case, CaseTensor, Layout, Operation};
 use continuous_attention::reference::compare::attention_factor;
-use continuous_attention::{AttentionConfig, AttentionShape, DType, Method, Result, Sink};
+use continuous_attention::{AttentionConfig, AttentionShape, DType, Lengths, Method, Result, Sink};
 
 /// Bandwidth h of the Gaussian, in years.
 pub const BANDWIDTH: f64 = 0.7;
@@ -125,7 +125,7 @@ impl Inputs {
         let case = self.case(method);
         let got = engine.compute(&case)?;
         let factor = attention_factor(self.largest_logit());
-        let limits = Limits { dtype: DType::F32, factor, unjudged: None };
+        let limits = Limits { factor, unjudged: None };
         let name = match method {
             Method::Softmax => "ordinary",
             Method::Continuous => "continuous",
@@ -157,7 +157,8 @@ impl Inputs {
         let tensor = |(name, shape, values): (&str, _, &Vec<f32>)| {
             (name.to_string(), CaseTensor { dtype: DType::F32, shape, values: values.clone() })
         };
-        let operation = Operation::Attention { config, shape: self.shape };
+        let (lengths, layout) = (Lengths::Full, Layout::default());
+        let operation = Operation::Attention { config, shape: self.shape, lengths, layout };
         let inputs = inputs.into_iter().map(tensor).collect();
         Case { file: "CO2 series".into(), operation, inputs, expected: Default::default() }
     }

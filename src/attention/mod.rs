@@ -12,7 +12,7 @@ pub use merge::{Merge, MergeGradients, MergePlan, MergeShape, MergeTensors};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::piece::Piece;
-use crate::tensor::TensorView;
+use crate::tensor::{TensorView, check_cumulative};
 
 /// Which attention is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -118,8 +118,38 @@ pub enum Lengths {
 }
 
 impl Lengths {
+    /// Refuses lengths that don't fit the shape.
+    pub fn validate(&self, shape: &AttentionShape) -> Result<()> {
+        let AttentionShape { batch, queries, keys, .. } = *shape;
+        match self {
+            Lengths::Full => {}
+            Lengths::Packed { cu_seqlens_q, cu_seqlens_k } => {
+                if batch != 1 {
+                    return Err(Error::argument("batch", batch, "1 with packed sequences"));
+                }
+                check_cumulative("cu_seqlens_q", cu_seqlens_q, queries)?;
+                check_cumulative("cu_seqlens_k", cu_seqlens_k, keys)?;
+                if cu_seqlens_k.len() != cu_seqlens_q.len() {
+                    let (got, needed) = (cu_seqlens_k.len(), cu_seqlens_q.len());
+                    let got = format!("{got} entries");
+                    return Err(Error::argument("cu_seqlens_k", got, format!("{needed}, as cu_seqlens_q")));
+                }
+            }
+            Lengths::Cache { kv_lens } => {
+                if kv_lens.len() != batch {
+                    let got = format!("{} entries", kv_lens.len());
+                    return Err(Error::argument("kv_lens", got, format!("{batch}, one a sequence")));
+                }
+                if let Some(length) = kv_lens.iter().find(|length| **length > keys) {
+                    return Err(Error::argument("kv_lens", length, format!("at most the {keys} keys of the cache")));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// How many sequences there are, each with a sink of its own.
-    fn sequences(&self, shape: &AttentionShape) -> usize {
+    pub(crate) fn sequences(&self, shape: &AttentionShape) -> usize {
         match self {
             Lengths::Packed { cu_seqlens_q, .. } => cu_seqlens_q.len().saturating_sub(1),
             _ => shape.batch,

@@ -124,6 +124,7 @@ impl Blocks {
         let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
         let (row_blocks, node_blocks) = (|rows: usize| rows.div_ceil(BLOCK_Q), |room: usize| room / own_nodes + 1);
         let AttentionShape { batch, queries, keys, .. } = *shape;
+        lengths.validate(shape)?;
         let mut words: Vec<[usize; 6]> = Vec::new();
         match lengths {
             Lengths::Full => {
@@ -139,28 +140,13 @@ impl Blocks {
                 });
             }
             Lengths::Packed { cu_seqlens_q, cu_seqlens_k } => {
-                if batch != 1 {
-                    return Err(Error::argument("batch", batch, "1 with packed sequences"));
-                }
-                let count = check_cumulative("cu_seqlens_q", cu_seqlens_q, queries)?;
-                if check_cumulative("cu_seqlens_k", cu_seqlens_k, keys)? != count {
-                    let got = format!("{} entries", cu_seqlens_k.len());
-                    return Err(Error::argument("cu_seqlens_k", got, format!("{}, as cu_seqlens_q", count + 1)));
-                }
-                for n in 0..count {
+                for n in 0..lengths.sequences(shape) {
                     let (queries, keys) =
                         (cu_seqlens_q[n + 1] - cu_seqlens_q[n], cu_seqlens_k[n + 1] - cu_seqlens_k[n]);
                     words.push([0, cu_seqlens_q[n], queries, cu_seqlens_k[n], keys, keys]);
                 }
             }
             Lengths::Cache { kv_lens } => {
-                if kv_lens.len() != batch {
-                    let got = format!("{} entries", kv_lens.len());
-                    return Err(Error::argument("kv_lens", got, format!("{batch}, one a sequence")));
-                }
-                if let Some(length) = kv_lens.iter().find(|length| **length > keys) {
-                    return Err(Error::argument("kv_lens", length, format!("at most the {keys} keys of the cache")));
-                }
                 words.extend(kv_lens.iter().enumerate().map(|(b, &length)| [b, 0, queries, 0, length, keys]));
             }
         }
@@ -209,10 +195,7 @@ impl Blocks {
 
     /// The table on the device, if there is one.
     pub fn upload(&self, gpu: &Gpu) -> Result<Option<BoundRange>> {
-        let Some(table) = &self.table else { return Ok(None) };
-        let bytes = bytemuck::cast_slice(table);
-        let buffer = gpu.allocate("lengths of sequences", bytes.len() as u64, Some(bytes))?;
-        Ok(Some(BoundRange::whole(&buffer)))
+        self.table.as_ref().map(|table| gpu.table(table)).transpose()
     }
 }
 
@@ -240,17 +223,6 @@ pub(super) fn sink_part(
         true => Ok(Some(heads)),
         false => heads.narrow(0, piece.batch.start, piece.batch.len()).map(Some),
     }
-}
-
-/// Checks cumulative lengths; how many sequences there are.
-pub(crate) fn check_cumulative(name: &str, cumulative: &[usize], total: usize) -> Result<usize> {
-    let ends = (cumulative.first(), cumulative.last());
-    if ends != (Some(&0), Some(&total)) || !cumulative.is_sorted() {
-        let order = if cumulative.is_sorted() { "" } else { ", not sorted" };
-        let got = format!("{} entries from {:?} to {:?}{order}", cumulative.len(), ends.0, ends.1);
-        return Err(Error::argument(name, got, format!("cumulative lengths that rise from 0 to the {total} tokens")));
-    }
-    Ok(cumulative.len() - 1)
 }
 
 /// The tensors that either pass reads.

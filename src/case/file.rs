@@ -26,12 +26,16 @@ pub(super) fn case_error(file: &str, error: impl Display) -> Error {
 /// F32, F16, BF16 are decoded to f32, F64 is narrowed.
 ///
 /// # Errors
-/// [`Error::Case`] with the file's name when it can't be read, is malformed, or holds elements of another type or an
-/// F64 value beyond f32.
+/// [`Error::Case`] with the file's name when it can't be read, is malformed, or holds elements of another type, lengths
+/// too, or an F64 value beyond f32.
 pub fn load(path: impl AsRef<Path>) -> Result<(BTreeMap<String, CaseTensor>, BTreeMap<String, String>)> {
     let name = path.as_ref().display().to_string();
     let bytes = fs::read(&path).map_err(|error| case_error(&name, error))?;
-    decode(&bytes).map_err(|error| case_error(&name, error))
+    let Contents { tensors, whole, metadata } = decode(&bytes).map_err(|error| case_error(&name, error))?;
+    match whole.into_keys().next() {
+        Some(tensor) => Err(case_error(&name, Error::argument(tensor, WHOLE, FLOATING))),
+        None => Ok((tensors, metadata)),
+    }
 }
 
 /// Writes tensors and metadata as a safetensors file, each tensor in the type it names, rounded to nearest even.
@@ -47,14 +51,41 @@ pub fn save(
     tensors: &BTreeMap<String, CaseTensor>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let path = path.as_ref();
+    write(path.as_ref(), tensors, &BTreeMap::new(), metadata)
+}
+
+/// As [`save`], with tensors of whole numbers.
+pub(super) fn write(
+    path: &Path,
+    tensors: &Tensors,
+    whole: &BTreeMap<String, Whole>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<()> {
     let name = path.display().to_string();
-    let bytes = encode(tensors, metadata).map_err(|error| case_error(&name, error))?;
+    let bytes = encode(tensors, whole, metadata).map_err(|error| case_error(&name, error))?;
     write_whole(path, &bytes).map_err(|error| case_error(&name, error))
 }
 
+/// What is wrong with the elements of a tensor, and what they should be.
+pub(super) const WHOLE: &str = "whole numbers";
+pub(super) const FLOATING: &str = "a floating point type: F32, F16, BF16 or F64";
+
+/// What a file holds, whatever it means.
+pub(super) struct Contents {
+    pub tensors: Tensors,
+    pub whole: BTreeMap<String, Whole>,
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A tensor of whole numbers.
+#[derive(Clone)]
+pub(super) struct Whole {
+    pub shape: Vec<usize>,
+    pub values: Vec<i64>,
+}
+
 /// The header is taken apart here, not by `SafeTensors::deserialize`, whose sum of sizes may overflow.
-pub(super) fn decode(bytes: &[u8]) -> Result<(Tensors, BTreeMap<String, String>)> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Contents> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(Error::argument(
             "file",
@@ -74,17 +105,33 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(Tensors, BTreeMap<String, String>)
         let needed = format!("the {} bytes that the header announces", header.data_len());
         return Err(Error::argument("file", format!("{} bytes of tensor data", data.len()), needed));
     }
-    let mut tensors = Tensors::new();
+    let (mut tensors, mut whole) = (Tensors::new(), BTreeMap::new());
     for (name, info) in header.tensors() {
         let (start, end) = info.data_offsets;
         let Some(bytes) = data.get(start..end) else {
             return Err(Error::argument(name, format!("bytes {start} to {end}"), format!("at most {}", data.len())));
         };
-        let (dtype, values) = decode_values(&name, info.dtype, bytes)?;
-        tensors.insert(name, CaseTensor { dtype, shape: info.shape.clone(), values });
+        let shape = info.shape.clone();
+        if let Some(values) = decode_whole(info.dtype, bytes) {
+            whole.insert(name, Whole { shape, values });
+        } else {
+            let (dtype, values) = decode_values(&name, info.dtype, bytes)?;
+            tensors.insert(name, CaseTensor { dtype, shape, values });
+        }
     }
     let metadata = header.metadata().clone().unwrap_or_default().into_iter().collect();
-    Ok((tensors, metadata))
+    Ok(Contents { tensors, whole, metadata })
+}
+
+/// None for a type that is not one of whole numbers.
+fn decode_whole(dtype: Dtype, bytes: &[u8]) -> Option<Vec<i64>> {
+    let words = bytes.as_chunks().0.iter().copied();
+    Some(match dtype {
+        Dtype::I32 => words.map(|bytes| i32::from_le_bytes(bytes).into()).collect(),
+        Dtype::U32 => words.map(|bytes| u32::from_le_bytes(bytes).into()).collect(),
+        Dtype::I64 => bytes.as_chunks().0.iter().copied().map(i64::from_le_bytes).collect(),
+        _ => return None,
+    })
 }
 
 fn decode_values(name: &str, dtype: Dtype, bytes: &[u8]) -> Result<(DType, Vec<f32>)> {
@@ -104,11 +151,15 @@ fn decode_values(name: &str, dtype: Dtype, bytes: &[u8]) -> Result<(DType, Vec<f
             });
             (DType::F32, narrow.collect::<Result<_>>()?)
         }
-        other => return Err(Error::argument(name, format!("{other} elements"), "a floating point type: F32 or F64")),
+        other => return Err(Error::argument(name, format!("{other} elements"), FLOATING)),
     })
 }
 
-pub(super) fn encode(tensors: &Tensors, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+pub(super) fn encode(
+    tensors: &Tensors,
+    whole: &BTreeMap<String, Whole>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>> {
     // Wide elements first: then every tensor is aligned.
     let mut order: Vec<_> = tensors.iter().collect();
     order.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype.bytes()));
@@ -117,6 +168,15 @@ pub(super) fn encode(tensors: &Tensors, metadata: &BTreeMap<String, String>) -> 
         header.insert(METADATA.to_string(), json!(metadata));
     }
     let mut data = Vec::new();
+    for (name, whole) in whole {
+        let start = data.len();
+        for &value in &whole.values {
+            let needed = || Error::argument(name, value, format!("at most {}", i32::MAX));
+            data.extend(i32::try_from(value).map_err(|_| needed())?.to_le_bytes());
+        }
+        let info = json!({ "dtype": "I32", "shape": whole.shape, "data_offsets": [start, data.len()] });
+        header.insert(name.clone(), info);
+    }
     for (name, tensor) in order {
         if name == METADATA {
             return Err(Error::argument("tensor name", name, "another: it is reserved"));

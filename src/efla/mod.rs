@@ -35,9 +35,12 @@ pub(crate) mod forward;
 pub use backward::EflaBackwardPlan;
 pub use forward::EflaPlan;
 
+use call::{StateArguments, state_part};
+
 use crate::attention::MAX_DIM;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::piece::Piece;
 use crate::tensor::TensorView;
 
 /// How one token's update dS/dτ = −β k kᵀ S + β k vᵀ is integrated over one unit of time; with x = β|k|².
@@ -177,6 +180,12 @@ impl EflaShape {
         Ok(())
     }
 
+    /// The sizes of a piece, whose heads are those of q and k.
+    fn part(&self, piece: &Piece) -> Self {
+        let (batch, heads) = (piece.batch.len(), piece.heads.len());
+        EflaShape { batch, heads, value_heads: heads * self.group(), ..*self }
+    }
+
     /// Value heads per query/key head.
     pub fn group(&self) -> usize {
         self.value_heads.checked_div(self.heads).unwrap_or(1)
@@ -205,6 +214,9 @@ pub struct EflaTensors {
     pub out: TensorView,
     /// Written when given: S after the last token.
     pub final_state: Option<TensorView>,
+    /// Sequences packed one after another into a batch of 1: sequence n has tokens `cu_seqlens[n]..cu_seqlens[n + 1]`, and
+    /// states are `[N, value_heads, key_dim, value_dim]`. N + 1 entries from 0 to all tokens; sequences may be empty.
+    pub cu_seqlens: Option<Vec<usize>>,
     /// [`EflaPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
     pub workspace: Option<TensorView>,
 }
@@ -212,7 +224,51 @@ pub struct EflaTensors {
 impl EflaTensors {
     /// A call without optional tensors.
     pub fn new(q: TensorView, k: TensorView, v: TensorView, beta: TensorView, out: TensorView) -> Self {
-        EflaTensors { q, k, v, beta, log_decay: None, initial_state: None, out, final_state: None, workspace: None }
+        EflaTensors {
+            q,
+            k,
+            v,
+            beta,
+            log_decay: None,
+            initial_state: None,
+            out,
+            final_state: None,
+            cu_seqlens: None,
+            workspace: None,
+        }
+    }
+
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &EflaShape, piece: &Piece) -> Result<Self> {
+        let of_values = |view: &TensorView| piece.of(view, shape.group());
+        Ok(EflaTensors {
+            q: piece.of(&self.q, 1)?,
+            k: piece.of(&self.k, 1)?,
+            v: of_values(&self.v)?,
+            beta: of_values(&self.beta)?,
+            log_decay: self.log_decay.as_ref().map(of_values).transpose()?,
+            initial_state: state_part(&self.initial_state, shape, piece)?,
+            out: of_values(&self.out)?,
+            final_state: state_part(&self.final_state, shape, piece)?,
+            cu_seqlens: self.cu_seqlens.clone(),
+            workspace: None,
+        })
+    }
+
+    /// The tensors that kernels bind.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let tensors = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", &self.beta), ("out", &self.out)];
+        let [log_decay, before, after] = [&self.log_decay, &self.initial_state, &self.final_state].map(Option::iter);
+        let optional = log_decay.map(|view| ("log_decay", view)).chain(before.map(|view| ("initial_state", view)));
+        tensors.into_iter().chain(optional).chain(after.map(|view| ("final_state", view)))
+    }
+
+    /// The ends of the scan.
+    fn state(&self) -> StateArguments<'_> {
+        StateArguments {
+            before: ("initial_state", self.initial_state.as_ref()),
+            after: ("final_state", self.final_state.as_ref()),
+        }
     }
 
     /// The sizes that q and v state.
@@ -269,6 +325,8 @@ pub struct EflaGradients {
     pub d_log_decay: Option<TensorView>,
     /// Written when given, whether or not initial_state is. With no token it is d_final_state.
     pub d_initial_state: Option<TensorView>,
+    /// As in the forward call.
+    pub cu_seqlens: Option<Vec<usize>>,
     /// [`EflaBackwardPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
     pub workspace: Option<TensorView>,
 }
@@ -291,8 +349,55 @@ impl EflaGradients {
             d_beta,
             d_log_decay: None,
             d_initial_state: None,
+            cu_seqlens: forward.cu_seqlens.clone(),
             workspace: None,
         }
+    }
+
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &EflaShape, piece: &Piece) -> Result<Self> {
+        let (of_keys, of_values) =
+            (|view: &TensorView| piece.of(view, 1), |view: &TensorView| piece.of(view, shape.group()));
+        let state = |state: &Option<TensorView>| state_part(state, shape, piece);
+        Ok(EflaGradients {
+            q: of_keys(&self.q)?,
+            k: of_keys(&self.k)?,
+            v: of_values(&self.v)?,
+            beta: of_values(&self.beta)?,
+            log_decay: self.log_decay.as_ref().map(of_values).transpose()?,
+            initial_state: state(&self.initial_state)?,
+            d_out: of_values(&self.d_out)?,
+            d_final_state: state(&self.d_final_state)?,
+            d_q: of_keys(&self.d_q)?,
+            d_k: of_keys(&self.d_k)?,
+            d_v: of_values(&self.d_v)?,
+            d_beta: of_values(&self.d_beta)?,
+            d_log_decay: self.d_log_decay.as_ref().map(of_values).transpose()?,
+            d_initial_state: state(&self.d_initial_state)?,
+            cu_seqlens: self.cu_seqlens.clone(),
+            workspace: None,
+        })
+    }
+
+    /// The largest tensors that kernels bind.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let inputs = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", &self.beta), ("d_out", &self.d_out)];
+        let outputs = [("d_q", &self.d_q), ("d_k", &self.d_k), ("d_v", &self.d_v), ("d_beta", &self.d_beta)];
+        let [before, after] = [&self.initial_state, &self.d_final_state].map(Option::iter);
+        let states = before.map(|view| ("initial_state", view)).chain(after.map(|view| ("d_final_state", view)));
+        let d_state = self.d_initial_state.iter().map(|view| ("d_initial_state", view));
+        inputs.into_iter().chain(outputs).chain(states).chain(d_state)
+    }
+
+    /// The ends of the forward scan, and of the scan of the gradients.
+    fn states(&self) -> [StateArguments<'_>; 2] {
+        let state =
+            StateArguments { before: ("initial_state", self.initial_state.as_ref()), after: ("final_state", None) };
+        let d_state = StateArguments {
+            before: ("d_final_state", self.d_final_state.as_ref()),
+            after: ("d_initial_state", self.d_initial_state.as_ref()),
+        };
+        [state, d_state]
     }
 
     /// The sizes that q and v state.
@@ -335,11 +440,17 @@ impl Efla {
     pub fn new(gpu: &Gpu, config: EflaConfig) -> Result<Self> {
         config.validate()?;
         let chunk = forward::chunk_length(gpu, config.chunk, config.key_dim)?;
-        for (kernel, constants) in forward::kernels(config.form, chunk, config.key_dim, config.gated) {
+        let efla = Efla { gpu: gpu.clone(), config, chunk };
+        for (kernel, constants) in efla.build(false).kernels(config.form) {
             let dim = |name: &str| if matches!(name, "q" | "k") { config.key_dim } else { config.value_dim };
             gpu.precompile(kernel, constants, dim)?;
         }
-        Ok(Efla { gpu: gpu.clone(), config, chunk })
+        Ok(efla)
+    }
+
+    /// What is compiled into its kernels.
+    fn build(&self, ragged: bool) -> forward::Build {
+        forward::Build { chunk: self.chunk, key_dim: self.config.key_dim, gated: self.config.gated, ragged }
     }
 
     /// The configuration.
@@ -362,7 +473,15 @@ impl Efla {
     /// # Errors
     /// [`Error::Argument`] for heads that can't be grouped, [`Error::Limit`] for sizes over the device's limits.
     pub fn plan(&self, shape: &EflaShape) -> Result<EflaPlan> {
-        EflaPlan::new(self, shape)
+        EflaPlan::new(self, shape, None)
+    }
+
+    /// As [`Efla::plan`], for sequences packed into a batch of 1; see [`EflaTensors::cu_seqlens`].
+    ///
+    /// # Errors
+    /// Also [`Error::Argument`] for cumulative lengths that don't fit the shape.
+    pub fn plan_packed(&self, shape: &EflaShape, cu_seqlens: &[usize]) -> Result<EflaPlan> {
+        EflaPlan::new(self, shape, Some(cu_seqlens))
     }
 
     /// Plans, binds and records a forward call in a compute pass of its own.
@@ -370,7 +489,7 @@ impl Efla {
     /// # Errors
     /// As [`Efla::plan`] and [`EflaPlan::bind`]; nothing is recorded then.
     pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaTensors) -> Result<()> {
-        self.plan(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        EflaPlan::new(self, &tensors.shape()?, tensors.cu_seqlens.as_deref())?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 
@@ -399,7 +518,15 @@ impl Efla {
     /// # Errors
     /// As [`Efla::plan`].
     pub fn plan_backward(&self, shape: &EflaShape) -> Result<EflaBackwardPlan> {
-        EflaBackwardPlan::new(self, shape)
+        EflaBackwardPlan::new(self, shape, None)
+    }
+
+    /// As [`Efla::plan_backward`], for sequences packed into a batch of 1.
+    ///
+    /// # Errors
+    /// As [`Efla::plan_packed`].
+    pub fn plan_backward_packed(&self, shape: &EflaShape, cu_seqlens: &[usize]) -> Result<EflaBackwardPlan> {
+        EflaBackwardPlan::new(self, shape, Some(cu_seqlens))
     }
 
     /// Plans, binds and records a backward call in a compute pass of its own.
@@ -407,7 +534,7 @@ impl Efla {
     /// # Errors
     /// As [`Efla::plan_backward`] and [`EflaBackwardPlan::bind`]; nothing is recorded then.
     pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaGradients) -> Result<()> {
-        self.plan_backward(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        EflaBackwardPlan::new(self, &tensors.shape()?, tensors.cu_seqlens.as_deref())?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 }

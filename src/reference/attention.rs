@@ -13,9 +13,13 @@
 //! What remains is the rounding of the logits themselves: ε·max|a| relative in every weight.
 
 use super::phi::Moments;
-use super::support::{add_scaled, check_finite, check_tensor, dot, elements, map_heads, part, part_mut, zeros};
-use crate::attention::{AttentionConfig, AttentionShape, MAX_DIM, Method, Sink};
+use super::support::{
+    add_at, add_scaled, check_finite, check_size, check_tensor, dot, elements, gather, map_heads, part, part_mut,
+    places, zeros,
+};
+use crate::attention::{AttentionConfig, AttentionShape, Lengths, MAX_DIM, Method, Sink};
 use crate::error::{Error, Result};
+use std::ops::Range;
 
 /// Input tensors, dense and row-major.
 #[derive(Debug, Clone, Copy)]
@@ -264,6 +268,162 @@ pub fn largest_logit(config: &AttentionConfig, shape: &AttentionShape, inputs: &
     heads.into_iter().try_fold(0.0f64, |largest, head| Ok(largest.max(head?)))
 }
 
+/// As [`forward`], each sequence of a ragged batch by itself. Keys behind a cache's length are not looked at.
+///
+/// Errors: as [`forward`], and lengths that don't fit the shape.
+pub fn forward_ragged(
+    config: &AttentionConfig,
+    shape: &AttentionShape,
+    lengths: &Lengths,
+    inputs: &Inputs,
+) -> Result<Output> {
+    let sequences = sequences(config, shape, lengths, inputs)?;
+    let mut out = zeros("out", &[shape.batch, shape.heads, shape.queries, config.value_dim])?;
+    let mut lse = zeros("lse", &[shape.batch, shape.heads, shape.queries])?;
+    for sequence in &sequences {
+        let output = sequence.with(inputs, |inputs| forward(config, &sequence.shape, inputs))?;
+        add_at(&mut out, &sequence.out, &output.out);
+        add_at(&mut lse, &sequence.lse, &output.lse);
+    }
+    Ok(Output { out, lse })
+}
+
+/// As [`backward`], each sequence of a ragged batch by itself; gradients of what none of them has are 0.
+///
+/// Errors: as [`backward`], and lengths that don't fit the shape.
+pub fn backward_ragged(
+    config: &AttentionConfig,
+    shape: &AttentionShape,
+    lengths: &Lengths,
+    inputs: &Inputs,
+    d_out: &[f64],
+    d_lse: Option<&[f64]>,
+) -> Result<Gradients> {
+    let sequences = sequences(config, shape, lengths, inputs)?;
+    check_tensor("d_out", d_out, &[shape.batch, shape.heads, shape.queries, config.value_dim])?;
+    if let Some(d_lse) = d_lse {
+        check_tensor("d_lse", d_lse, &[shape.batch, shape.heads, shape.queries])?;
+    }
+    let zeros = |like: &[f64]| vec![0.0; like.len()];
+    let mut sum = Gradients {
+        d_q: zeros(inputs.q),
+        d_k: zeros(inputs.k),
+        d_v: zeros(inputs.v),
+        d_sink_k: inputs.sink_k.map(zeros),
+        d_sink_v: inputs.sink_v.map(zeros),
+        d_intervals: inputs.intervals.map(zeros),
+    };
+    for sequence in &sequences {
+        let d_out = gather(d_out, &sequence.out);
+        let d_lse = d_lse.map(|d_lse| gather(d_lse, &sequence.lse));
+        let gradients =
+            sequence.with(inputs, |inputs| backward(config, &sequence.shape, inputs, &d_out, d_lse.as_deref()))?;
+        add_at(&mut sum.d_q, &sequence.q, &gradients.d_q);
+        add_at(&mut sum.d_k, &sequence.k, &gradients.d_k);
+        add_at(&mut sum.d_v, &sequence.v, &gradients.d_v);
+        for (sum, places, part) in [
+            (&mut sum.d_sink_k, &sequence.sink_k, &gradients.d_sink_k),
+            (&mut sum.d_sink_v, &sequence.sink_v, &gradients.d_sink_v),
+            (&mut sum.d_intervals, &sequence.intervals, &gradients.d_intervals),
+        ] {
+            if let (Some(sum), Some(part)) = (sum, part) {
+                add_at(sum, places, part);
+            }
+        }
+    }
+    Ok(sum)
+}
+
+/// As [`largest_logit`], of all sequences of a ragged batch.
+pub fn largest_logit_ragged(
+    config: &AttentionConfig,
+    shape: &AttentionShape,
+    lengths: &Lengths,
+    inputs: &Inputs,
+) -> Result<f64> {
+    sequences(config, shape, lengths, inputs)?.iter().try_fold(0.0f64, |largest, sequence| {
+        Ok(largest.max(sequence.with(inputs, |inputs| largest_logit(config, &sequence.shape, inputs))?))
+    })
+}
+
+/// One sequence of a batch: where its elements stand in the tensors of the call.
+struct Sequence {
+    /// A batch of one.
+    shape: AttentionShape,
+    q: Vec<usize>,
+    k: Vec<usize>,
+    v: Vec<usize>,
+    sink_k: Vec<usize>,
+    sink_v: Vec<usize>,
+    intervals: Vec<usize>,
+    out: Vec<usize>,
+    lse: Vec<usize>,
+}
+
+impl Sequence {
+    /// Calls `work` with the sequence's own inputs.
+    fn with<T>(&self, inputs: &Inputs, work: impl FnOnce(&Inputs) -> Result<T>) -> Result<T> {
+        let own = |tensor: Option<&[f64]>, places: &[usize]| tensor.map(|tensor| gather(tensor, places));
+        let (q, k, v) = (gather(inputs.q, &self.q), gather(inputs.k, &self.k), gather(inputs.v, &self.v));
+        let (sink_k, sink_v) = (own(inputs.sink_k, &self.sink_k), own(inputs.sink_v, &self.sink_v));
+        let intervals = own(inputs.intervals, &self.intervals);
+        work(&Inputs {
+            q: &q,
+            k: &k,
+            v: &v,
+            sink_k: sink_k.as_deref(),
+            sink_v: sink_v.as_deref(),
+            intervals: intervals.as_deref(),
+        })
+    }
+}
+
+/// The sequences of a call whose tensors have the sizes they should; their values are not looked at.
+fn sequences(
+    config: &AttentionConfig,
+    shape: &AttentionShape,
+    lengths: &Lengths,
+    inputs: &Inputs,
+) -> Result<Vec<Sequence>> {
+    lengths.validate(shape)?;
+    check_sizes(config, shape, lengths.sequences(shape), inputs)?;
+    let AttentionConfig { head_dim, value_dim, .. } = *config;
+    let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
+    // Batch entry, rows and tokens of each.
+    let ranges: Vec<(usize, Range<usize>, Range<usize>)> = match lengths {
+        Lengths::Full => (0..batch).map(|batch| (batch, 0..queries, 0..keys)).collect(),
+        Lengths::Packed { cu_seqlens_q, cu_seqlens_k } => cu_seqlens_q
+            .windows(2)
+            .zip(cu_seqlens_k.windows(2))
+            .map(|(queries, keys)| (0, queries[0]..queries[1], keys[0]..keys[1]))
+            .collect(),
+        Lengths::Cache { kv_lens } => {
+            kv_lens.iter().enumerate().map(|(batch, &length)| (batch, 0..queries, 0..length)).collect()
+        }
+    };
+    let sequence = |(n, (batch, own_queries, own_keys)): (usize, (usize, Range<usize>, Range<usize>))| {
+        let rows = |width: usize| places([batch, heads, queries, width], &own_queries);
+        let tokens = |width: usize| places([batch, kv_heads, keys, width], &own_keys);
+        let sink = |sink: Option<&[f64]>, width: usize| {
+            let length = sink.map_or(0, <[f64]>::len);
+            let n = if length == kv_heads * width { 0 } else { n };
+            (n * kv_heads * width..(n + 1) * kv_heads * width).collect()
+        };
+        Sequence {
+            shape: AttentionShape { batch: 1, queries: own_queries.len(), keys: own_keys.len(), ..*shape },
+            q: rows(head_dim),
+            k: tokens(head_dim),
+            v: tokens(value_dim),
+            sink_k: sink(inputs.sink_k, head_dim),
+            sink_v: sink(inputs.sink_v, value_dim),
+            intervals: places([batch, 1, keys, 1], &own_keys),
+            out: rows(value_dim),
+            lse: rows(1),
+        }
+    };
+    Ok(ranges.into_iter().enumerate().map(sequence).collect())
+}
+
 /// Query heads of the whole batch; none if no head has a row.
 fn units(shape: &AttentionShape) -> usize {
     if shape.queries == 0 { 0 } else { shape.batch * shape.heads }
@@ -276,13 +436,29 @@ fn sink_unit(length: usize, shape: &AttentionShape, dim: usize, batch: usize, kv
 }
 
 fn check(config: &AttentionConfig, shape: &AttentionShape, inputs: &Inputs) -> Result<()> {
+    check_sizes(config, shape, shape.batch, inputs)?;
+    check_finite("q", inputs.q)?;
+    check_finite("k", inputs.k)?;
+    check_finite("v", inputs.v)?;
+    check_finite("sink_k", inputs.sink_k.unwrap_or_default())?;
+    check_finite("sink_v", inputs.sink_v.unwrap_or_default())?;
+    let intervals = inputs.intervals.unwrap_or_default();
+    check_finite("intervals", intervals)?;
+    match intervals.iter().position(|&length| length < 0.0) {
+        Some(at) => Err(Error::argument("intervals", format!("{} at element {at}", intervals[at]), "lengths ≥ 0")),
+        None => Ok(()),
+    }
+}
+
+/// `sequences` of the call may each have a sink of their own.
+fn check_sizes(config: &AttentionConfig, shape: &AttentionShape, sequences: usize, inputs: &Inputs) -> Result<()> {
     config.validate()?;
     shape.validate()?;
     let AttentionConfig { head_dim, value_dim, .. } = *config;
     let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
-    check_tensor("q", inputs.q, &[batch, heads, queries, head_dim])?;
-    check_tensor("k", inputs.k, &[batch, kv_heads, keys, head_dim])?;
-    check_tensor("v", inputs.v, &[batch, kv_heads, keys, value_dim])?;
+    check_size("q", inputs.q, &[batch, heads, queries, head_dim])?;
+    check_size("k", inputs.k, &[batch, kv_heads, keys, head_dim])?;
+    check_size("v", inputs.v, &[batch, kv_heads, keys, value_dim])?;
     for (name, sink, dim) in [("sink_k", inputs.sink_k, head_dim), ("sink_v", inputs.sink_v, value_dim)] {
         match (sink, config.sink) {
             (None, Sink::Given) => return Err(Error::argument(name, "none", "a tensor, with Sink::Given")),
@@ -292,12 +468,11 @@ fn check(config: &AttentionConfig, shape: &AttentionShape, inputs: &Inputs) -> R
             (None, _) => {}
             (Some(sink), Sink::Given) => {
                 let one = elements(name, &[kv_heads, dim])?;
-                let all = elements(name, &[batch, kv_heads, dim])?;
+                let all = elements(name, &[sequences, kv_heads, dim])?;
                 if sink.len() != one && sink.len() != all {
-                    let needed = format!("{all} or {one} elements, shape [{batch} or 1, {kv_heads}, {dim}]");
+                    let needed = format!("{all} or {one} elements, shape [{sequences} or 1, {kv_heads}, {dim}]");
                     return Err(Error::argument(name, format!("{} elements", sink.len()), needed));
                 }
-                check_finite(name, sink)?;
             }
         }
     }
@@ -305,10 +480,7 @@ fn check(config: &AttentionConfig, shape: &AttentionShape, inputs: &Inputs) -> R
         if config.method == Method::Softmax {
             return Err(Error::argument("intervals", "a tensor", "none, with Method::Softmax"));
         }
-        check_tensor("intervals", intervals, &[batch, keys])?;
-        if let Some(at) = intervals.iter().position(|&length| length < 0.0) {
-            return Err(Error::argument("intervals", format!("{} at element {at}", intervals[at]), "lengths ≥ 0"));
-        }
+        check_size("intervals", intervals, &[batch, keys])?;
     }
     Ok(())
 }

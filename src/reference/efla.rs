@@ -32,9 +32,12 @@
 //! [`Integrator::Euler`] α = α' = β: Gated DeltaNet. A log decay of −∞ wipes the state out: g = 0 and, if exact, α' = 0.
 
 use super::phi::{phi_bar, phi_bar_derivative};
-use super::support::{add_scaled, check_tensor, dot, map_heads, part, part_mut, zeros};
+use super::support::{
+    add_at, add_scaled, check_finite, check_size, check_tensor, dot, gather, map_heads, part, part_mut, places, zeros,
+};
 use crate::efla::{EflaConfig, EflaShape, Form, Integrator};
 use crate::error::{Error, Result};
+use crate::tensor::check_cumulative;
 use std::ops::Range;
 
 /// Input tensors, dense and row-major.
@@ -224,26 +227,146 @@ pub fn backward(
     Ok(sum)
 }
 
+/// As [`forward`], of N sequences that stand one after another in a batch of 1: sequence n has tokens
+/// `cu_seqlens[n]..cu_seqlens[n + 1]`. States are `[N, H_v, D_k, D_v]`.
+///
+/// Errors: as [`forward`], and cumulative lengths that don't rise from 0 to all tokens.
+pub fn forward_packed(config: &EflaConfig, shape: &EflaShape, cu_seqlens: &[usize], inputs: &Inputs) -> Result<Output> {
+    let sequences = sequences(config, shape, cu_seqlens, inputs)?;
+    let EflaConfig { key_dim, value_dim, .. } = *config;
+    let mut out = zeros("out", &[1, shape.value_heads, shape.tokens, value_dim])?;
+    let mut final_state = zeros("final_state", &[sequences.len(), shape.value_heads, key_dim, value_dim])?;
+    for sequence in &sequences {
+        let output = sequence.with(config, inputs, |inputs| forward(config, &sequence.shape, inputs))?;
+        add_at(&mut out, &sequence.values, &output.out);
+        part_mut(&mut final_state, sequence.index, output.final_state.len()).copy_from_slice(&output.final_state);
+    }
+    Ok(Output { out, final_state })
+}
+
+/// As [`backward`], of N sequences as [`forward_packed`] has them.
+///
+/// Errors: as [`backward`], and cumulative lengths that don't rise from 0 to all tokens.
+pub fn backward_packed(
+    config: &EflaConfig,
+    shape: &EflaShape,
+    cu_seqlens: &[usize],
+    inputs: &Inputs,
+    d_out: &[f64],
+    d_final_state: Option<&[f64]>,
+) -> Result<Gradients> {
+    let sequences = sequences(config, shape, cu_seqlens, inputs)?;
+    let EflaConfig { key_dim, value_dim, .. } = *config;
+    check_tensor("d_out", d_out, &[1, shape.value_heads, shape.tokens, value_dim])?;
+    if let Some(d_final_state) = d_final_state {
+        check_tensor("d_final_state", d_final_state, &[sequences.len(), shape.value_heads, key_dim, value_dim])?;
+    }
+    let mut sum = Gradients {
+        d_q: vec![0.0; inputs.q.len()],
+        d_k: vec![0.0; inputs.k.len()],
+        d_v: vec![0.0; inputs.v.len()],
+        d_beta: vec![0.0; inputs.beta.len()],
+        d_log_decay: vec![0.0; inputs.log_decay.map_or(0, <[f64]>::len)],
+        d_initial_state: zeros("d_initial_state", &[sequences.len(), shape.value_heads, key_dim, value_dim])?,
+    };
+    for sequence in &sequences {
+        let d_out = gather(d_out, &sequence.values);
+        let d_final_state = d_final_state.map(|states| sequence.state(config, states));
+        let gradients =
+            sequence.with(config, inputs, |inputs| backward(config, &sequence.shape, inputs, &d_out, d_final_state))?;
+        add_at(&mut sum.d_q, &sequence.keys, &gradients.d_q);
+        add_at(&mut sum.d_k, &sequence.keys, &gradients.d_k);
+        add_at(&mut sum.d_v, &sequence.values, &gradients.d_v);
+        add_at(&mut sum.d_beta, &sequence.steps, &gradients.d_beta);
+        add_at(&mut sum.d_log_decay, &sequence.steps, &gradients.d_log_decay);
+        part_mut(&mut sum.d_initial_state, sequence.index, gradients.d_initial_state.len())
+            .copy_from_slice(&gradients.d_initial_state);
+    }
+    Ok(sum)
+}
+
+/// One sequence of a packed batch: where its elements stand in the tensors of the call.
+struct Sequence {
+    index: usize,
+    /// A batch of one.
+    shape: EflaShape,
+    /// In q and k.
+    keys: Vec<usize>,
+    /// In v and out.
+    values: Vec<usize>,
+    /// In beta and log_decay.
+    steps: Vec<usize>,
+}
+
+impl Sequence {
+    /// The sequence's own part of `[N, H_v, D_k, D_v]`.
+    fn state<'a>(&self, config: &EflaConfig, states: &'a [f64]) -> &'a [f64] {
+        part(states, self.index, self.shape.value_heads * config.key_dim * config.value_dim)
+    }
+
+    /// Calls `work` with the sequence's own inputs.
+    fn with<T>(&self, config: &EflaConfig, inputs: &Inputs, work: impl FnOnce(&Inputs) -> Result<T>) -> Result<T> {
+        let (q, k, v) = (gather(inputs.q, &self.keys), gather(inputs.k, &self.keys), gather(inputs.v, &self.values));
+        let beta = gather(inputs.beta, &self.steps);
+        let log_decay = inputs.log_decay.map(|log_decay| gather(log_decay, &self.steps));
+        let initial_state = inputs.initial_state.map(|states| self.state(config, states));
+        work(&Inputs { q: &q, k: &k, v: &v, beta: &beta, log_decay: log_decay.as_deref(), initial_state })
+    }
+}
+
+/// The sequences of a packed call whose tensors have the sizes they should; their values are not looked at.
+fn sequences(config: &EflaConfig, shape: &EflaShape, cu_seqlens: &[usize], inputs: &Inputs) -> Result<Vec<Sequence>> {
+    let EflaShape { batch, heads, value_heads, tokens } = *shape;
+    if batch != 1 {
+        return Err(Error::argument("batch", batch, "1 with packed sequences"));
+    }
+    check_cumulative("cu_seqlens", cu_seqlens, tokens)?;
+    check_sizes(config, shape, cu_seqlens.len() - 1, inputs)?;
+    let sequence = |(index, ends): (usize, &[usize])| {
+        let own = ends[0]..ends[1];
+        Sequence {
+            index,
+            shape: EflaShape { tokens: own.len(), ..*shape },
+            keys: places([0, heads, tokens, config.key_dim], &own),
+            values: places([0, value_heads, tokens, config.value_dim], &own),
+            steps: places([0, value_heads, tokens, 1], &own),
+        }
+    };
+    Ok(cu_seqlens.windows(2).enumerate().map(sequence).collect())
+}
+
 fn check(config: &EflaConfig, shape: &EflaShape, inputs: &Inputs) -> Result<()> {
+    check_sizes(config, shape, shape.batch, inputs)?;
+    check_finite("q", inputs.q)?;
+    check_finite("k", inputs.k)?;
+    check_finite("v", inputs.v)?;
+    check_finite("beta", inputs.beta)?;
+    // −∞ is allowed.
+    let finite = |x: &f64| if *x == f64::NEG_INFINITY { 0.0 } else { *x };
+    check_finite("log_decay", &inputs.log_decay.unwrap_or_default().iter().map(finite).collect::<Vec<_>>())?;
+    check_finite("initial_state", inputs.initial_state.unwrap_or_default())?;
+    if !config.normalize_k && inputs.k.chunks_exact(config.key_dim).any(|key| !dot(key, key).is_finite()) {
+        return Err(Error::argument("k", "a key whose |k|² overflows", "|k|² within float64"));
+    }
+    Ok(())
+}
+
+/// `sequences` of the call each have a state.
+fn check_sizes(config: &EflaConfig, shape: &EflaShape, sequences: usize, inputs: &Inputs) -> Result<()> {
     config.validate()?;
     shape.validate()?;
     let EflaConfig { key_dim, value_dim, .. } = *config;
     let EflaShape { batch, heads, value_heads, tokens } = *shape;
-    check_tensor("q", inputs.q, &[batch, heads, tokens, key_dim])?;
-    check_tensor("k", inputs.k, &[batch, heads, tokens, key_dim])?;
-    check_tensor("v", inputs.v, &[batch, value_heads, tokens, value_dim])?;
-    check_tensor("beta", inputs.beta, &[batch, value_heads, tokens])?;
+    check_size("q", inputs.q, &[batch, heads, tokens, key_dim])?;
+    check_size("k", inputs.k, &[batch, heads, tokens, key_dim])?;
+    check_size("v", inputs.v, &[batch, value_heads, tokens, value_dim])?;
+    check_size("beta", inputs.beta, &[batch, value_heads, tokens])?;
     config.check_gated(inputs.log_decay.is_some())?;
     if let Some(log_decay) = inputs.log_decay {
-        // −∞ is allowed.
-        let finite: Vec<f64> = log_decay.iter().map(|x| if *x == f64::NEG_INFINITY { 0.0 } else { *x }).collect();
-        check_tensor("log_decay", &finite, &[batch, value_heads, tokens])?;
+        check_size("log_decay", log_decay, &[batch, value_heads, tokens])?;
     }
     if let Some(initial_state) = inputs.initial_state {
-        check_tensor("initial_state", initial_state, &[batch, value_heads, key_dim, value_dim])?;
-    }
-    if !config.normalize_k && inputs.k.chunks_exact(key_dim).any(|key| !dot(key, key).is_finite()) {
-        return Err(Error::argument("k", "a key whose |k|² overflows", "|k|² within float64"));
+        check_size("initial_state", initial_state, &[sequences, value_heads, key_dim, value_dim])?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! What both operators' references need: checked sizes, vector arithmetic, the loop over heads.
 
 use crate::error::{Error, Result};
+use std::ops::Range;
 
 /// Product of `dims`, or an error naming `argument` if it does not fit.
 pub(super) fn elements(argument: &str, dims: &[usize]) -> Result<usize> {
@@ -13,12 +14,18 @@ pub(super) fn elements(argument: &str, dims: &[usize]) -> Result<usize> {
 
 /// Refuses a tensor that has not exactly the elements of `dims`, or holds NaN or an infinity.
 pub(super) fn check_tensor(argument: &str, tensor: &[f64], dims: &[usize]) -> Result<()> {
+    check_size(argument, tensor, dims)?;
+    check_finite(argument, tensor)
+}
+
+/// Refuses a tensor that has not exactly the elements of `dims`.
+pub(super) fn check_size(argument: &str, tensor: &[f64], dims: &[usize]) -> Result<()> {
     let needed = elements(argument, dims)?;
     if tensor.len() != needed {
         let got = format!("{} elements", tensor.len());
         return Err(Error::argument(argument, got, format!("{needed} elements, shape {dims:?}")));
     }
-    check_finite(argument, tensor)
+    Ok(())
 }
 
 /// Refuses NaN and infinities.
@@ -48,6 +55,29 @@ pub(super) fn part(tensor: &[f64], index: usize, length: usize) -> &[f64] {
 /// Like [`part`], to be written to.
 pub(super) fn part_mut(tensor: &mut [f64], index: usize, length: usize) -> &mut [f64] {
     &mut tensor[index * length..(index + 1) * length]
+}
+
+/// Where tokens `range` of batch entry `batch` stand in a tensor `[B, heads, tokens, width]`, head after head.
+pub(super) fn places([batch, heads, tokens, width]: [usize; 4], range: &Range<usize>) -> Vec<usize> {
+    if range.is_empty() {
+        // Of however many heads.
+        return Vec::new();
+    }
+    let head = |head: usize| {
+        let first = (batch * heads + head) * tokens;
+        (first + range.start) * width..(first + range.end) * width
+    };
+    (0..heads).flat_map(head).collect()
+}
+
+/// The elements at `places`.
+pub(super) fn gather(tensor: &[f64], places: &[usize]) -> Vec<f64> {
+    places.iter().map(|&at| tensor[at]).collect()
+}
+
+/// Adds to the elements at `places`.
+pub(super) fn add_at(sum: &mut [f64], places: &[usize], x: &[f64]) {
+    places.iter().zip(x).for_each(|(&at, x)| sum[at] += x);
 }
 
 /// x · y.

@@ -168,7 +168,7 @@ fn given_cases() {
     for entry in std::fs::read_dir("tests/cases").unwrap() {
         let path = entry.unwrap().path();
         let case = case::Case::load(&path, &Default::default()).unwrap();
-        let case::Operation::Attention { config, shape } = case.operation else { continue };
+        let case::Operation::Attention { config, shape, .. } = case.operation else { continue };
         let get = |name: &str| case.inputs.get(name).map(|tensor| tensor.values.clone());
         let problem = Problem {
             config,

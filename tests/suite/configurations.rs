@@ -107,11 +107,20 @@ fn judge(label: &str, name: &str, output: &Placed, want: &[f64], factor: f64) {
     assert!(result.passed(), "{name} {dtype:?}: {}\n  in {label}", result.failure.unwrap_or_default());
 }
 
-/// One sequence of a call: its batch, rows and tokens.
+/// The keys of one sequence of a call.
 struct Sequence {
     batch: usize,
-    queries: std::ops::Range<usize>,
     keys: std::ops::Range<usize>,
+}
+
+/// Cumulative lengths of sequences, of which many a one is empty or has one token.
+fn draw_cumulative(rng: &mut fastrand::Rng, total: usize, count: usize) -> Vec<usize> {
+    let mut ends: Vec<usize> = (1..count).map(|_| rng.usize(..=total)).collect();
+    if count > 2 {
+        ends[0] = ends[1].saturating_sub(1);
+    }
+    ends.sort_unstable();
+    [&[0], &ends[..], &[total][..count.min(1)]].concat()
 }
 
 /// Draws lengths for a shape, whose batch has to be 1 if they are packed.
@@ -121,131 +130,19 @@ fn draw_lengths(rng: &mut fastrand::Rng, shape: &mut AttentionShape) -> (Lengths
         0 => {
             shape.batch = 1;
             let count = if queries + keys == 0 { rng.usize(..3) } else { rng.usize(1..6) };
-            let mut cumulative = |total: usize| -> Vec<usize> {
-                // Many a sequence is empty or has one token.
-                let mut ends: Vec<usize> = (1..count).map(|_| rng.usize(..=total)).collect();
-                if count > 2 {
-                    ends[0] = ends[1].saturating_sub(1);
-                }
-                ends.sort_unstable();
-                [&[0], &ends[..], &[total][..count.min(1)]].concat()
-            };
-            let (cu_seqlens_q, cu_seqlens_k) = (cumulative(queries), cumulative(keys));
-            let range = |cumulative: &[usize], n: usize| cumulative[n]..cumulative[n + 1];
-            let sequences = (0..count).map(|n| Sequence {
-                batch: 0,
-                queries: range(&cu_seqlens_q, n),
-                keys: range(&cu_seqlens_k, n),
-            });
-            let sequences = sequences.collect();
+            let [cu_seqlens_q, cu_seqlens_k] = [queries, keys].map(|total| draw_cumulative(rng, total, count));
+            let sequences = cu_seqlens_k.windows(2).map(|ends| Sequence { batch: 0, keys: ends[0]..ends[1] }).collect();
             (Lengths::Packed { cu_seqlens_q, cu_seqlens_k }, sequences)
         }
         1 => {
             let kv_lens: Vec<usize> =
                 (0..batch).map(|_| if rng.bool() { rng.usize(..=keys) } else { keys.min(rng.usize(..3)) }).collect();
-            let sequences = kv_lens.iter().enumerate();
-            let sequences = sequences.map(|(batch, &length)| Sequence { batch, queries: 0..queries, keys: 0..length });
-            let sequences = sequences.collect();
+            let sequence = |(batch, &length): (usize, &usize)| Sequence { batch, keys: 0..length };
+            let sequences = kv_lens.iter().enumerate().map(sequence).collect();
             (Lengths::Cache { kv_lens }, sequences)
         }
-        _ => {
-            let sequences = (0..batch).map(|batch| Sequence { batch, queries: 0..queries, keys: 0..keys });
-            (Lengths::Full, sequences.collect())
-        }
+        _ => (Lengths::Full, (0..batch).map(|batch| Sequence { batch, keys: 0..keys }).collect()),
     }
-}
-
-/// Where tokens `range` of sequence `batch` stand in a tensor `[B, heads, tokens, width]`, head after head.
-fn places(batch: usize, heads: usize, tokens: usize, width: usize, range: &std::ops::Range<usize>) -> Vec<usize> {
-    let head = |head: usize| {
-        let first = (batch * heads + head) * tokens;
-        (first + range.start) * width..(first + range.end) * width
-    };
-    (0..heads).flat_map(head).collect()
-}
-
-fn gather(values: &[f64], places: &[usize]) -> Vec<f64> {
-    places.iter().map(|&at| values[at]).collect()
-}
-
-fn scatter(sum: &mut [f64], places: &[usize], values: &[f64]) {
-    places.iter().zip(values).for_each(|(&at, value)| sum[at] += value);
-}
-
-/// The reference, sequence by sequence.
-struct AttentionReference {
-    factor: f64,
-    forward: attention::Output,
-    backward: attention::Gradients,
-}
-
-fn attention_reference(
-    config: &AttentionConfig,
-    shape: &AttentionShape,
-    sequences: &[Sequence],
-    inputs: &attention::Inputs,
-    d_out: &[f64],
-    d_lse: Option<&[f64]>,
-) -> AttentionReference {
-    let AttentionShape { heads, kv_heads, queries, keys, .. } = *shape;
-    let AttentionConfig { head_dim, value_dim, .. } = *config;
-    let zeros = |like: &[f64]| vec![0.0; like.len()];
-    let rows = shape.batch * heads * queries;
-    let mut forward = attention::Output { out: vec![0.0; rows * value_dim], lse: vec![0.0; rows] };
-    let mut backward = attention::Gradients {
-        d_q: zeros(inputs.q),
-        d_k: zeros(inputs.k),
-        d_v: zeros(inputs.v),
-        d_sink_k: inputs.sink_k.map(zeros),
-        d_sink_v: inputs.sink_v.map(zeros),
-        d_intervals: inputs.intervals.map(zeros),
-    };
-    let mut largest = 0f64;
-    for (n, sequence) in sequences.iter().enumerate() {
-        let Sequence { batch, queries: own_queries, keys: own_keys } = sequence;
-        let [q_at, out_at, lse_at] =
-            [head_dim, value_dim, 1].map(|width| places(*batch, heads, queries, width, own_queries));
-        let [k_at, v_at] = [head_dim, value_dim].map(|width| places(*batch, kv_heads, keys, width, own_keys));
-        let intervals_at = places(*batch, 1, keys, 1, own_keys);
-        let sink_at = |sink: &[f64], width: usize| -> Vec<usize> {
-            let n = if sink.len() == kv_heads * width { 0 } else { n };
-            (n * kv_heads * width..(n + 1) * kv_heads * width).collect()
-        };
-        let (sink_k_at, sink_v_at) =
-            (inputs.sink_k.map(|sink| sink_at(sink, head_dim)), inputs.sink_v.map(|sink| sink_at(sink, value_dim)));
-        let (q, k, v) = (gather(inputs.q, &q_at), gather(inputs.k, &k_at), gather(inputs.v, &v_at));
-        let sink_k = inputs.sink_k.map(|sink| gather(sink, sink_k_at.as_ref().unwrap()));
-        let sink_v = inputs.sink_v.map(|sink| gather(sink, sink_v_at.as_ref().unwrap()));
-        let intervals = inputs.intervals.map(|intervals| gather(intervals, &intervals_at));
-        let own = attention::Inputs {
-            q: &q,
-            k: &k,
-            v: &v,
-            sink_k: sink_k.as_deref(),
-            sink_v: sink_v.as_deref(),
-            intervals: intervals.as_deref(),
-        };
-        let shape = AttentionShape { batch: 1, heads, kv_heads, queries: own_queries.len(), keys: own_keys.len() };
-        largest = largest.max(attention::largest_logit(config, &shape, &own).unwrap());
-        let output = attention::forward(config, &shape, &own).unwrap();
-        scatter(&mut forward.out, &out_at, &output.out);
-        scatter(&mut forward.lse, &lse_at, &output.lse);
-        let d_lse = d_lse.map(|d_lse| gather(d_lse, &lse_at));
-        let gradients = attention::backward(config, &shape, &own, &gather(d_out, &out_at), d_lse.as_deref()).unwrap();
-        scatter(&mut backward.d_q, &q_at, &gradients.d_q);
-        scatter(&mut backward.d_k, &k_at, &gradients.d_k);
-        scatter(&mut backward.d_v, &v_at, &gradients.d_v);
-        for (sum, at, part) in [
-            (&mut backward.d_sink_k, sink_k_at, gradients.d_sink_k),
-            (&mut backward.d_sink_v, sink_v_at, gradients.d_sink_v),
-            (&mut backward.d_intervals, Some(intervals_at), gradients.d_intervals),
-        ] {
-            if let (Some(sum), Some(at), Some(part)) = (sum, at, part) {
-                scatter(sum, &at, &part);
-            }
-        }
-    }
-    AttentionReference { factor: attention_factor(largest), forward, backward }
 }
 
 fn attention_case(seed: u64) {
@@ -335,10 +232,12 @@ fn attention_case(seed: u64) {
         intervals: intervals.as_ref().map(|intervals| &intervals.values[..]),
     };
     let d_lse = d_lse.as_ref().map(|d_lse| &d_lse.values[..]);
-    let reference = attention_reference(&config, &shape, &sequences, &inputs, &d_out.values, d_lse);
-    let (factor, want) = (reference.factor, reference.backward);
-    judge(&label, "out", &out, &reference.forward.out, factor);
-    judge(&label, "lse", &lse, &reference.forward.lse, factor);
+    let lengths = &forward.lengths;
+    let factor = attention_factor(attention::largest_logit_ragged(&config, &shape, lengths, &inputs).unwrap());
+    let want = attention::forward_ragged(&config, &shape, lengths, &inputs).unwrap();
+    judge(&label, "out", &out, &want.out, factor);
+    judge(&label, "lse", &lse, &want.lse, factor);
+    let want = attention::backward_ragged(&config, &shape, lengths, &inputs, &d_out.values, d_lse).unwrap();
     // Gradients of rows with few nodes are such differences too.
     if sequences.iter().map(|sequence| sequence.keys.len()).max() >= Some(5) {
         for ((name, got), want) in ["d_q", "d_k", "d_v"].iter().zip(&gradients).zip([&want.d_q, &want.d_k, &want.d_v]) {
@@ -375,14 +274,20 @@ fn efla_case(seed: u64) {
     };
     let heads = draw.rng.usize(1..=2);
     let value_heads = heads * draw.rng.usize(1..=3);
-    let (batch, tokens) = (draw.rng.usize(1..=2), draw.length());
+    let (mut batch, tokens) = (draw.rng.usize(1..=2), draw.length());
+    let cu_seqlens = (draw.rng.u8(..3) == 0).then(|| {
+        batch = 1;
+        let count = if tokens == 0 { draw.rng.usize(..3) } else { draw.rng.usize(1..6) };
+        draw_cumulative(&mut draw.rng, tokens, count)
+    });
+    let sequences = cu_seqlens.as_ref().map_or(batch, |cumulative| cumulative.len() - 1);
     let shape = EflaShape { batch, heads, value_heads, tokens };
-    let label = format!("seed {seed}: {config:?} {shape:?}");
+    let label = format!("seed {seed}: {config:?} {shape:?} {cu_seqlens:?}");
 
     let (key_dim, value_dim) = (config.key_dim, config.value_dim);
     let value_shape = [batch, value_heads, tokens, value_dim];
     let beta_shape = [batch, value_heads, tokens];
-    let state_shape = [batch, value_heads, key_dim, value_dim];
+    let state_shape = [sequences, value_heads, key_dim, value_dim];
     let q = draw.stored(&[batch, heads, tokens, key_dim]);
     let k = draw.stored(&[batch, heads, tokens, key_dim]);
     let v = draw.stored(&value_shape);
@@ -407,12 +312,19 @@ fn efla_case(seed: u64) {
     let d_initial_state = draw.f32_output(&state_shape);
 
     let operator = Efla::new(gpu(), config).unwrap();
-    let (plan, backward) = (operator.plan(&shape).unwrap(), operator.plan_backward(&shape).unwrap());
+    let (plan, backward) = match &cu_seqlens {
+        None => (operator.plan(&shape), operator.plan_backward(&shape)),
+        Some(cumulative) => {
+            (operator.plan_packed(&shape, cumulative), operator.plan_backward_packed(&shape, cumulative))
+        }
+    };
+    let (plan, backward) = (plan.unwrap(), backward.unwrap());
     let (forward_space, backward_space) = (workspace(plan.workspace_bytes()), workspace(backward.workspace_bytes()));
     let forward = EflaTensors {
         log_decay: log_decay.as_ref().map(|log_decay| log_decay.view.clone()),
         initial_state: state.as_ref().map(|state| state.view.clone()),
         final_state: Some(final_state.view()),
+        cu_seqlens: cu_seqlens.clone(),
         workspace: Some(forward_space.view()),
         ..EflaTensors::new(q.view.clone(), k.view.clone(), v.view.clone(), beta.view.clone(), out.view())
     };
@@ -438,11 +350,18 @@ fn efla_case(seed: u64) {
         initial_state: state.as_ref().map(|state| &state.values[..]),
     };
     let reference = EflaConfig { form: Form::Recurrent, chunk: None, ..config };
-    let want = efla::forward(&reference, &shape, &inputs).unwrap();
+    let cumulative = cu_seqlens.unwrap_or_default();
+    let want = match cumulative.is_empty() {
+        true => efla::forward(&reference, &shape, &inputs).unwrap(),
+        false => efla::forward_packed(&reference, &shape, &cumulative, &inputs).unwrap(),
+    };
     judge(&label, "out", &out, &want.out, 1.0);
     judge(&label, "final_state", &final_state, &want.final_state, 1.0);
     let d_state = d_state.as_ref().map(|state| &state.values[..]);
-    let want = efla::backward(&reference, &shape, &inputs, &d_out.values, d_state).unwrap();
+    let want = match cumulative.is_empty() {
+        true => efla::backward(&reference, &shape, &inputs, &d_out.values, d_state).unwrap(),
+        false => efla::backward_packed(&reference, &shape, &cumulative, &inputs, &d_out.values, d_state).unwrap(),
+    };
     judge(&label, "d_q", &d_q, &want.d_q, 1.0);
     judge(&label, "d_k", &d_k, &want.d_k, 1.0);
     judge(&label, "d_v", &d_v, &want.d_v, 1.0);

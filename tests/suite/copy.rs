@@ -151,6 +151,21 @@ fn narrowed_views() {
     refused(far.narrow(0, 2, 1), "start", &["2"]);
 }
 
+#[test]
+fn transposed_views() {
+    let tensor = gpu().upload(&(0..24).map(|x| x as f32).collect::<Vec<_>>(), &[2, 3, 4]).unwrap();
+    let view = tensor.view().narrow(0, 1, 1).unwrap().transposed(1, 2).unwrap();
+    assert_eq!(view.shape(), [1, 4, 3]);
+    let out = gpu().zeros(&[1, 4, 3]).unwrap();
+    submit(gpu(), &gpu().bind_copy(&view, &out.view()).unwrap());
+    let want = [12, 16, 20, 13, 17, 21, 14, 18, 22, 15, 19, 23].map(|x| x as f32);
+    assert_eq!(gpu().read(&out).unwrap(), want);
+    refused(tensor.view().transposed(3, 0), "dim", &["3", "3 dimensions"]);
+    refused(tensor.view().transposed(1, 4), "dim", &["4", "3 dimensions"]);
+    let bare = TensorView::strided(tensor.buffer(), 0, &[3, 4], &[4]);
+    refused(bare.transposed(0, 1), "dim", &["1", "1 dimensions"]);
+}
+
 /// What it is for: keys and values go to the end of a cache, and attention reads as much of it as there is.
 #[test]
 fn decoding_with_a_cache() {

@@ -20,7 +20,7 @@ fn every_case_comes_out_as_expected() {
         let needed = |name: &str| input(name).unwrap();
         let expected = |name: &str| widen(&case.expected[name].values);
         match case.operation {
-            Operation::Attention { config, shape } => {
+            Operation::Attention { config, shape, .. } => {
                 attention += 1;
                 let call = AttentionCase {
                     config,
@@ -39,7 +39,7 @@ fn every_case_comes_out_as_expected() {
                 judge(&case.file, "lse", &got.lse, &expected("lse"), call.limit());
                 call.judge(&got, call.limit());
             }
-            Operation::Efla { config, shape } => {
+            Operation::Efla { config, shape, .. } => {
                 efla += 1;
                 let call = EflaCase {
                     config,

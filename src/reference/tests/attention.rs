@@ -1,11 +1,12 @@
 //! Attention against quadrature of the integral, finite differences, and the properties it must have.
 
-use super::{assert_close, assert_near, differences, random};
+use super::{assert_close, assert_near, differences, one_after_another, random};
 use crate::reference::attention::{
-    Gradients, Inputs, Output, backward, forward, largest_logit, merge, merge_backward, visible_nodes,
+    Gradients, Inputs, Output, backward, backward_ragged, forward, forward_ragged, largest_logit, largest_logit_ragged,
+    merge, merge_backward, visible_nodes,
 };
 use crate::reference::support::dot;
-use crate::{AttentionConfig, AttentionShape, Error, Method, Sink};
+use crate::{AttentionConfig, AttentionShape, Error, Lengths, Method, Sink};
 
 /// A call with its tensors.
 #[derive(Clone)]
@@ -587,6 +588,111 @@ fn zero_queries_give_the_trapezoidal_rule() {
     let output = call.forward();
     assert_close("out", &output.out, &[5.0 / 3.0], 1e-15);
     assert_close("lse", &output.lse, &[3f64.ln()], 1e-15);
+}
+
+/// Every `row` followed by `more` times `value`.
+fn padded(x: &[f64], row: usize, value: f64, more: usize) -> Vec<f64> {
+    if row == 0 { x.to_vec() } else { x.chunks(row).flat_map(|row| [row, &vec![value; more]].concat()).collect() }
+}
+
+#[test]
+fn ragged_batches_are_batches_taken_apart() {
+    for call in small_calls().into_iter().filter(|call| call.shape.batch == 2) {
+        let (config, shape) = (call.config, call.shape);
+        let AttentionShape { heads, kv_heads, queries, keys, .. } = shape;
+        let AttentionConfig { head_dim, value_dim, .. } = config;
+        let mut rng = fastrand::Rng::with_seed(keys as u64);
+        let d_out = random(&mut rng, 2 * heads * queries * value_dim, 1.0);
+        let d_lse = random(&mut rng, 2 * heads * queries, 1.0);
+        let (want, gradients) = (call.forward(), call.backward(&d_out, Some(&d_lse)));
+        let largest = largest_logit(&config, &shape, &call.inputs()).unwrap();
+
+        let full = Lengths::Full;
+        assert_eq!(forward_ragged(&config, &shape, &full, &call.inputs()).unwrap(), want);
+        assert_eq!(largest_logit_ragged(&config, &shape, &full, &call.inputs()).unwrap(), largest);
+
+        let rows = |x: &[f64], width| one_after_another(x, heads, queries * width);
+        let tokens = |x: &[f64], width| one_after_another(x, kv_heads, keys * width);
+        let packed = Call {
+            shape: AttentionShape { batch: 1, queries: 2 * queries, keys: 2 * keys, ..shape },
+            q: rows(&call.q, head_dim),
+            k: tokens(&call.k, head_dim),
+            v: tokens(&call.v, value_dim),
+            ..call.clone()
+        };
+        let lengths = Lengths::Packed {
+            cu_seqlens_q: vec![0, queries, queries, 2 * queries],
+            cu_seqlens_k: vec![0, keys, keys, 2 * keys],
+        };
+        // A sequence of nothing stands between the two, with a sink of its own.
+        let between = |sink: &Vec<f64>| {
+            let (first, second) = sink.split_at(sink.len() / 2);
+            if call.sink_k.as_ref().unwrap().len() == kv_heads * head_dim {
+                sink.clone()
+            } else {
+                [first, &vec![9.0; first.len()], second].concat()
+            }
+        };
+        let packed =
+            Call { sink_k: call.sink_k.as_ref().map(between), sink_v: call.sink_v.as_ref().map(between), ..packed };
+        let (shape, inputs) = (packed.shape, packed.inputs());
+        let got = forward_ragged(&config, &shape, &lengths, &inputs).unwrap();
+        assert_eq!((got.out, got.lse), (rows(&want.out, value_dim), rows(&want.lse, 1)));
+        assert_eq!(largest_logit_ragged(&config, &shape, &lengths, &inputs).unwrap(), largest);
+        let (d_out_packed, d_lse_packed) = (rows(&d_out, value_dim), rows(&d_lse, 1));
+        let got = backward_ragged(&config, &shape, &lengths, &inputs, &d_out_packed, Some(&d_lse_packed)).unwrap();
+        assert_eq!(got.d_q, rows(&gradients.d_q, head_dim));
+        assert_eq!(got.d_k, tokens(&gradients.d_k, head_dim));
+        assert_eq!(got.d_v, tokens(&gradients.d_v, value_dim));
+        assert_eq!(got.d_intervals, gradients.d_intervals);
+        for (got, want) in [(got.d_sink_k, &gradients.d_sink_k), (got.d_sink_v, &gradients.d_sink_v)] {
+            let Some((got, want)) = got.zip(want.as_ref()) else { continue };
+            let third = got.len() / 3;
+            let got = if got.len() == want.len() { got } else { [&got[..third], &got[2 * third..]].concat() };
+            assert_close("sinks", &got, want, 1e-14);
+        }
+
+        let cache = Call {
+            shape: AttentionShape { keys: keys + 3, ..call.shape },
+            k: padded(&call.k, keys * head_dim, f64::NAN, 3 * head_dim),
+            v: padded(&call.v, keys * value_dim, f64::INFINITY, 3 * value_dim),
+            intervals: call.intervals.as_ref().map(|intervals| padded(intervals, keys, -1.0, 3)),
+            ..call.clone()
+        };
+        let (shape, inputs, lengths) = (cache.shape, cache.inputs(), Lengths::Cache { kv_lens: vec![keys; 2] });
+        assert_eq!(forward_ragged(&config, &shape, &lengths, &inputs).unwrap(), want);
+        assert_eq!(largest_logit_ragged(&config, &shape, &lengths, &inputs).unwrap(), largest);
+        let got = backward_ragged(&config, &shape, &lengths, &inputs, &d_out, Some(&d_lse)).unwrap();
+        assert_eq!(got.d_q, gradients.d_q);
+        assert_eq!(got.d_k, padded(&gradients.d_k, keys * head_dim, 0.0, 3 * head_dim));
+        assert_eq!(got.d_v, padded(&gradients.d_v, keys * value_dim, 0.0, 3 * value_dim));
+        assert_eq!(got.d_intervals, gradients.d_intervals.map(|intervals| padded(&intervals, keys, 0.0, 3)));
+    }
+}
+
+#[test]
+fn bad_lengths_are_refused() {
+    let shape = AttentionShape { batch: 1, heads: 2, kv_heads: 1, queries: 3, keys: 4 };
+    let call = Call::random(1, config(Sink::Given, true, None), shape, 1);
+    let refused = |lengths: Lengths| {
+        let error = forward_ragged(&call.config, &shape, &lengths, &call.inputs()).expect_err("accepted");
+        let backward = backward_ragged(&call.config, &shape, &lengths, &call.inputs(), &[0.0; 12], None);
+        assert_eq!(error.to_string(), backward.unwrap_err().to_string());
+        error.to_string()
+    };
+    let packed =
+        |q: &[usize], k: &[usize]| refused(Lengths::Packed { cu_seqlens_q: q.to_vec(), cu_seqlens_k: k.to_vec() });
+    assert!(packed(&[0, 2], &[0, 4]).starts_with("cu_seqlens_q: got 2 entries from Some(0) to Some(2)"));
+    assert!(packed(&[0, 3], &[0, 5, 4]).starts_with("cu_seqlens_k: got 3 entries from Some(0) to Some(4), not sorted"));
+    assert!(packed(&[0, 3], &[0, 2, 4]).starts_with("cu_seqlens_k: got 3 entries, needed 2, as cu_seqlens_q"));
+    assert!(refused(Lengths::Cache { kv_lens: vec![] }).starts_with("kv_lens: got 0 entries"));
+    assert!(refused(Lengths::Cache { kv_lens: vec![5] }).starts_with("kv_lens: got 5"));
+    // NaN counts only where a sequence has it.
+    let mut spoilt = call.clone();
+    spoilt.k[11] = f64::NAN;
+    let run =
+        |length| forward_ragged(&call.config, &shape, &Lengths::Cache { kv_lens: vec![length] }, &spoilt.inputs());
+    assert!(run(3).is_ok() && run(4).is_err());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! EFLA against an ODE solver and finite differences; its two forms against each other.
 
-use super::{assert_close, assert_near, differences, random};
-use crate::reference::efla::{Gradients, Inputs, Output, backward, forward, gate};
+use super::{assert_close, assert_near, differences, one_after_another, random};
+use crate::reference::efla::{Gradients, Inputs, Output, backward, backward_packed, forward, forward_packed, gate};
 use crate::{EflaConfig, EflaShape, Error, Form, Integrator};
 
 const INTEGRATORS: [Integrator; 4] =
@@ -459,6 +459,52 @@ fn splitting_changes_nothing() {
             }
         }
     }
+}
+
+#[test]
+fn packed_sequences_are_batches_taken_apart() {
+    let shape = EflaShape { batch: 2, heads: 2, value_heads: 4, tokens: 9 };
+    let call = Call::random(8, EflaConfig { normalize_k: true, gated: true, ..config(Integrator::Exact) }, shape);
+    let mut rng = fastrand::Rng::with_seed(9);
+    let (d_out, d_final) = (random(&mut rng, 2 * 4 * 9 * 2, 1.0), random(&mut rng, 2 * 24, 1.0));
+    let (want, gradients) = (call.forward(), call.backward(&d_out, Some(&d_final)));
+
+    // A sequence of nothing stands between the two, with a state of its own.
+    let (keys, values) = (|x: &[f64]| one_after_another(x, 2, 9 * 3), |x: &[f64]| one_after_another(x, 4, 9 * 2));
+    let steps = |x: &[f64]| one_after_another(x, 4, 9);
+    let states = |x: &[f64]| [&x[..24], &[7.0; 24], &x[24..]].concat();
+    let cu_seqlens = [0, 9, 9, 18];
+    let packed = Call {
+        shape: EflaShape { batch: 1, tokens: 18, ..shape },
+        q: keys(&call.q),
+        k: keys(&call.k),
+        v: values(&call.v),
+        beta: steps(&call.beta),
+        log_decay: call.log_decay.as_deref().map(steps),
+        initial_state: call.initial_state.as_deref().map(states),
+        ..call
+    };
+    let (config, shape, inputs) = (packed.config, packed.shape, packed.inputs());
+    let got = forward_packed(&config, &shape, &cu_seqlens, &inputs).unwrap();
+    assert_eq!(got, Output { out: values(&want.out), final_state: states(&want.final_state) });
+    let (d_out, d_final) = (values(&d_out), states(&d_final));
+    let got = backward_packed(&config, &shape, &cu_seqlens, &inputs, &d_out, Some(&d_final)).unwrap();
+    assert_eq!((got.d_q, got.d_k), (keys(&gradients.d_q), keys(&gradients.d_k)));
+    assert_eq!((got.d_v, got.d_beta), (values(&gradients.d_v), steps(&gradients.d_beta)));
+    assert_eq!(got.d_log_decay, steps(&gradients.d_log_decay));
+    assert_eq!(got.d_initial_state, states(&gradients.d_initial_state));
+
+    let refused = |shape: &EflaShape, cu_seqlens: &[usize]| {
+        let error = forward_packed(&config, shape, cu_seqlens, &inputs).expect_err("accepted").to_string();
+        let backward = backward_packed(&config, shape, cu_seqlens, &inputs, &d_out, None);
+        assert_eq!(error, backward.unwrap_err().to_string());
+        error
+    };
+    assert!(refused(&shape, &[]).starts_with("cu_seqlens: got 0 entries"));
+    assert!(refused(&shape, &[0, 12, 6, 18]).contains("not sorted"));
+    assert!(refused(&shape, &[0, 17]).contains("the 18 tokens"));
+    assert!(refused(&EflaShape { batch: 2, ..shape }, &[0, 18]).starts_with("batch: got 2"));
+    assert!(refused(&shape, &[0, 18]).starts_with("initial_state: got 72 elements, needed 24"));
 }
 
 #[test]

@@ -11,6 +11,12 @@ fn random(rng: &mut fastrand::Rng, count: usize, size: f64) -> Vec<f64> {
     (0..count).map(|_| size * (2.0 * rng.f64() - 1.0)).collect()
 }
 
+/// Tokens of `[2, heads, tokens, width]` one after another, as `[1, heads, 2·tokens, width]`; a `row` is tokens·width.
+fn one_after_another(x: &[f64], heads: usize, row: usize) -> Vec<f64> {
+    let head = |head: usize| [&x[head * row..][..row], &x[(heads + head) * row..][..row]].concat();
+    (0..heads).flat_map(head).collect()
+}
+
 /// max|got − want| ≤ tolerance · max|want|, with −∞ matched exactly.
 #[track_caller]
 fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
