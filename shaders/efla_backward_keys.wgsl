@@ -17,8 +17,9 @@ const KEYS: u32 = 1u;
 const DIRECTIONS: u32 = 2u;
 
 fn load_left(tile: Tile, part: u32, row: u32, column: u32) -> vec4<f32> {
-    let at = (tile.row0 + row) * params.value_dim + clamped(column, params.value_dim);
-    return within(vec4(found[at.x], found[at.y], found[at.z], found[at.w]), column, params.value_dim);
+    // X stands behind Y.
+    let at = params.found + (tile.row0 + row) * params.value_dim + clamped(column, params.value_dim);
+    return within(vec4(y[at.x], y[at.y], y[at.z], y[at.w]), column, params.value_dim);
 }
 
 fn load_right(tile: Tile, part: u32, row: u32, column: u32) -> vec4<f32> {
@@ -97,7 +98,7 @@ fn main(
     }
     if DECAY == 1u {
         sum_columns(tile, written);
-        if thread < CHUNK && tile.token0 + thread < params.tokens {
+        if thread < CHUNK && tile.token0 + thread < tile.place.tokens {
             var sum = 0.0;
             for (var j = 0u; j < thread; j++) {
                 // |k| as the gates have it; where k = 0 it says 1, but there f = 0.

@@ -38,11 +38,11 @@ fn load_left(tile: Tile, part: u32, row: u32, column: u32) -> vec4<f32> {
     }
     var base = (tile.row0 + row) * params.value_dim;
     if KEYS == 0u {
-        if tile.token0 + row >= params.tokens {
+        if tile.token0 + row >= place.tokens {
             return vec4(0.0);
         }
         base = params.d_out.x + place.batch * params.d_out.y + place.value_head * params.d_out.z
-            + (tile.token0 + row) * params.d_out.w;
+            + (place.first + tile.token0 + row) * params.d_out.w;
     }
     return rows_load4(base, column, params.value_dim);
 }
@@ -83,7 +83,7 @@ fn add_decay_gradient(tile: Tile, index: u32, taken: vec4<f32>) {
     }
     workgroupBarrier();
     let t = tile.thread;
-    if t < CHUNK && tile.token0 + t < params.tokens {
+    if t < CHUNK && tile.token0 + t < tile.place.tokens {
         var sum = vec4(0.0);
         for (var block = t / 4u; block < BLOCKS; block++) {
             let readers = 4u * block + vec4(0u, 1u, 2u, 3u);

@@ -30,29 +30,37 @@ fn main(
 ) {
     let i = workgroup_index(workgroup, workgroups) * ROWS + thread / LANES;
     let heads = params.heads;
-    let exists = i < params.batch * heads * params.tokens;
-    let token = i % params.tokens;
-    let head = i / params.tokens % heads;
-    let batch = i / params.tokens / heads;
-    let sequence = batch * params.value_heads + head * (params.value_heads / heads);
+    // Without value heads nothing was computed, and the sum is 0.
+    let group = select(params.group, 0u, params.value_sequences == 0u);
+    // Rows are those of whole chunks.
     let rows = params.chunks * CHUNK;
-    let part0 = (sequence * rows + token) * params.key_dim;
+    let in_grid = i < params.batch * heads * rows;
+    let of_head = select(0u, i / rows, in_grid);
+    let row = select(0u, i % rows, in_grid);
+    let head = of_head % heads;
+    let batch = of_head / heads;
+    // Of the first value head that reads the query or key.
+    let sequence = batch * params.value_heads + head * params.group;
+    let chunk = sequence * params.chunks + row / CHUNK;
+    let place = place_of_chunk(chunk);
+    let token = (chunk - place.chunk0) * CHUNK + row % CHUNK;
+    let exists = in_grid && token < place.tokens;
+    let position = place.first + token;
+    let part0 = (sequence * rows + row) * params.key_dim;
     let x_layout = select(params.q, params.k, KEYS == 1u);
     let d_x_layout = select(params.d_q, params.d_k, KEYS == 1u);
-    let x_at = x_layout.x + batch * x_layout.y + head * x_layout.z + token * x_layout.w;
-    let d_x_at = d_x_layout.x + batch * d_x_layout.y + head * d_x_layout.z + token * d_x_layout.w;
+    let x_at = x_layout.x + batch * x_layout.y + head * x_layout.z + position * x_layout.w;
+    let d_x_at = d_x_layout.x + batch * d_x_layout.y + head * d_x_layout.z + position * d_x_layout.w;
     // A loop over columns runs not at all for a row that does not exist.
     let end = select(0u, params.key_dim, exists);
 
-    // Without value heads nothing was computed, and the sum is 0.
-    let group = params.value_heads / heads;
     let normalized = select(params.normalize_q, params.normalize_k, KEYS == 1u) == 1u && group > 0u;
     var divisor = 1.0;
     var along = 0.0;
     var is_zero = false;
     if normalized {
         if exists {
-            divisor = gates[4u * (sequence * params.tokens + token) + select(3u, 2u, KEYS == 1u)];
+            divisor = gates[4u * (place.flat + token) + select(3u, 2u, KEYS == 1u)];
         }
         var partial = vec2(0.0);
         for (var d = 4u * (thread % LANES); d < end; d += 4u * LANES) {

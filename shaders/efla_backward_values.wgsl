@@ -27,9 +27,11 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let i = workgroup_index(workgroup, workgroups) * ROWS + thread / LANES;
-    let exists = i < params.batch * params.value_heads * params.tokens;
-    let token = i % params.tokens;
-    let place = place_of(i / params.tokens);
+    // Rows are those of whole chunks.
+    let in_grid = i < chunk_count() * CHUNK;
+    let place = place_of_chunk(select(0u, i / CHUNK, in_grid));
+    let token = i - place.chunk0 * CHUNK;
+    let exists = in_grid && token < place.tokens;
     var gate = vec4(0.0);
     var rates = vec4(0.0);
     if exists {
@@ -49,9 +51,9 @@ fn main(
             gates[plane_at(DECAY_BY_WRITE, place, token)],
         );
     }
-    let row0 = (place.sequence * params.chunks * CHUNK + token) * params.value_dim;
-    let v0 = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + token * params.v.w;
-    let d_v0 = params.d_v.x + place.batch * params.d_v.y + place.value_head * params.d_v.z + token * params.d_v.w;
+    let row0 = i * params.value_dim;
+    let v0 = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + (place.first + token) * params.v.w;
+    let d_v0 = params.d_v.x + place.batch * params.d_v.y + place.value_head * params.d_v.z + (place.first + token) * params.d_v.w;
     var sum = vec3(0.0);
     // A loop over columns runs not at all for a row that does not exist.
     for (var c = 4u * (thread % LANES); c < select(0u, params.value_dim, exists); c += 4u * LANES) {
@@ -77,7 +79,7 @@ fn main(
             sum += sums[thread + lane];
         }
         d_beta[params.d_beta.x + place.batch * params.d_beta.y + place.value_head * params.d_beta.z
-            + token * params.d_beta.w] = sum.x;
+            + (place.first + token) * params.d_beta.w] = sum.x;
         gates[rates_at(place, token) + 1u] = 2.0 * sum.y;
         if DECAY == 1u {
             gates[plane_at(DECAY_BY_WRITE, place, token)] = sum.z;

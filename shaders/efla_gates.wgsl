@@ -174,24 +174,39 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let i = workgroup_index(workgroup, workgroups) * THREADS + thread;
-    if i >= token_count() {
+    // Where sequences are packed and chunks matter, rows are those of whole chunks.
+    let rows = select(token_count(), chunk_count() * CHUNK, RAGGED == 1u);
+    if i >= rows {
         return;
     }
-    let token = i % params.tokens;
-    let place = place_of(i / params.tokens);
+    var place: Place;
+    var token: u32;
+    if RAGGED == 1u {
+        place = place_of_chunk(i / CHUNK);
+        token = i - place.chunk0 * CHUNK;
+        if token >= place.tokens {
+            return;
+        }
+    } else {
+        place = place_of(i / params.tokens);
+        token = i % params.tokens;
+    }
     let batch = place.batch;
     let head = place.head;
+    // In the tensors, and among all tokens.
+    let position = place.first + token;
+    let flat = place.flat + token;
 
-    let key_square = square_k(params.k.x + batch * params.k.y + head * params.k.z + token * params.k.w);
+    let key_square = square_k(params.k.x + batch * params.k.y + head * params.k.z + position * params.k.w);
     let key_norm = key_square.x * sqrt(key_square.y);
     let key_divisor = select(key_norm, 1.0, key_norm == 0.0);
     var query_divisor = 1.0;
     if params.normalize_q == 1u {
-        let query_square = square_q(params.q.x + batch * params.q.y + head * params.q.z + token * params.q.w);
+        let query_square = square_q(params.q.x + batch * params.q.y + head * params.q.z + position * params.q.w);
         let norm = query_square.x * sqrt(query_square.y);
         query_divisor = select(norm, 1.0, norm == 0.0);
     }
-    let strength = beta[params.beta.x + batch * params.beta.y + place.value_head * params.beta.z + token * params.beta.w];
+    let strength = beta[params.beta.x + batch * params.beta.y + place.value_head * params.beta.z + position * params.beta.w];
     var size = key_norm;
     var x = strength * key_square.x * key_square.x * key_square.y;
     if params.normalize_k == 1u {
@@ -202,14 +217,15 @@ fn main(
     let erase = step_of(strength, size, x, 0.0);
     var write = erase;
     if DECAY == 1u {
-        let base = params.log_decay.x + batch * params.log_decay.y + place.value_head * params.log_decay.z;
+        let base = params.log_decay.x + batch * params.log_decay.y + place.value_head * params.log_decay.z
+            + place.first * params.log_decay.w;
         let kappa = load_kappa(base, token);
         write = step_of(strength, size, x, kappa);
         let first = token / CHUNK * CHUNK;
         // In 4 parts: rounding of a long sum of equal numbers may go one way.
         var before = vec4(0.0);
         var behind = vec4(0.0);
-        for (var other = first; other < min(first + CHUNK, params.tokens); other++) {
+        for (var other = first; other < min(first + CHUNK, place.tokens); other++) {
             let kappa = load_kappa(base, other);
             if other <= token {
                 before[other % 4u] += kappa;
@@ -220,7 +236,7 @@ fn main(
         let past = (before.x + before.y) + (before.z + before.w);
         let e = exp(-past);
         let square = vec4(past * past);
-        let decay = 4u * (token_count() + i);
+        let decay = 4u * (token_count() + flat);
         gates[decay] = kappa;
         gates[decay + 1u] = e;
         gates[decay + 2u] = exp(-((behind.x + behind.y) + (behind.z + behind.w)));
@@ -232,10 +248,10 @@ fn main(
             gates[plane_at(DECAY_BY_WRITE, place, token)] = write.by_decay;
         }
     }
-    gates[4u * i] = erase.gamma;
-    gates[4u * i + 1u] = write.c;
-    gates[4u * i + 2u] = key_divisor;
-    gates[4u * i + 3u] = query_divisor;
+    gates[4u * flat] = erase.gamma;
+    gates[4u * flat + 1u] = write.c;
+    gates[4u * flat + 2u] = key_divisor;
+    gates[4u * flat + 3u] = query_divisor;
     if params.with_rates == 1u {
         let rates = rates_at(place, token);
         gates[rates] = write.alpha;

@@ -55,8 +55,8 @@ fn main(
         let column = value0 + 4u * tile.x;
         for (var r = 0u; r < 4u; r++) {
             let token = tile.token0 + 4u * tile.y + r;
-            if token < params.tokens {
-                out_store4(out_base + token * params.out.w, column, params.value_dim, sums[r]);
+            if token < place.tokens {
+                out_store4(out_base + (place.first + token) * params.out.w, column, params.value_dim, sums[r]);
             }
         }
     }

@@ -33,13 +33,12 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let index = workgroup_index(workgroup, workgroups);
-    if index >= params.chunks * params.batch * params.value_heads {
+    if index >= chunk_count() {
         return;
     }
-    let chunk = index % params.chunks;
-    let place = place_of(index / params.chunks);
-    let token0 = chunk * CHUNK;
-    let row0 = place.sequence * params.chunks * CHUNK + token0;
+    let place = place_of_chunk(index);
+    let token0 = (index - place.chunk0) * CHUNK;
+    let row0 = index * CHUNK;
     let x = thread % VECTORS;
     let y = thread / VECTORS;
 

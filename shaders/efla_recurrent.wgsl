@@ -25,7 +25,7 @@ fn main(
 ) {
     let index = workgroup_index(workgroup, workgroups);
     let blocks = (params.value_dim + STATE_COLUMNS - 1u) / STATE_COLUMNS;
-    if index >= blocks * params.batch * params.value_heads {
+    if index >= blocks * params.value_sequences {
         return;
     }
     let place = place_of(index / blocks);
@@ -35,9 +35,9 @@ fn main(
     let column = column0 + x;
     let in_range = column < params.value_dim;
 
-    let initial = params.initial_state.x + place.batch * params.initial_state.y
+    let initial = params.initial_state.x + place.sequence * params.initial_state.y
         + place.value_head * params.initial_state.z + column;
-    let final_base = params.final_state.x + place.batch * params.final_state.y
+    let final_base = params.final_state.x + place.sequence * params.final_state.y
         + place.value_head * params.final_state.z + column;
     // Row r of this invocation is row r·PARTS + part of S.
     var state: array<f32, ROWS>;
@@ -57,7 +57,7 @@ fn main(
     let k_base = params.k.x + place.batch * params.k.y + place.head * params.k.z;
     let v_base = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + column;
     let out_base = params.out.x + place.batch * params.out.y + place.value_head * params.out.z;
-    for (var token = 0u; token < params.tokens; token++) {
+    for (var token = 0u; token < place.tokens; token++) {
         let gate = load_gate(place, token);
         if DECAY == 1u {
             let decay = load_decay(place, token);
@@ -69,8 +69,8 @@ fn main(
             var k_d = 0.0;
             var q_d = 0.0;
             if d < params.key_dim {
-                k_d = k_load(k_base + token * params.k.w + d) / gate.z;
-                q_d = q_load(q_base + token * params.q.w + d) / gate.w * params.scale;
+                k_d = k_load(k_base + (place.first + token) * params.k.w + d) / gate.z;
+                q_d = q_load(q_base + (place.first + token) * params.q.w + d) / gate.w * params.scale;
             }
             key[d] = k_d;
             query[d] = q_d;
@@ -88,7 +88,7 @@ fn main(
         }
         var value = 0.0;
         if in_range {
-            value = v_load(v_base + token * params.v.w);
+            value = v_load(v_base + (place.first + token) * params.v.w);
         }
         let change = gate.y * value - gate.x * sum;
         sum = 0.0;
@@ -105,7 +105,7 @@ fn main(
                 let at = p * STATE_COLUMNS + 4u * thread;
                 sums += vec4(partial_out[at], partial_out[at + 1u], partial_out[at + 2u], partial_out[at + 3u]);
             }
-            out_store4(out_base + token * params.out.w, column0 + 4u * thread, params.value_dim, sums);
+            out_store4(out_base + (place.first + token) * params.out.w, column0 + 4u * thread, params.value_dim, sums);
         }
     }
 

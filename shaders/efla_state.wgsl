@@ -62,7 +62,7 @@ fn main(
 ) {
     let index = workgroup_index(workgroup, workgroups);
     let blocks = (params.value_dim + STATE_COLUMNS - 1u) / STATE_COLUMNS;
-    if index >= blocks * params.batch * params.value_heads {
+    if index >= blocks * params.value_sequences {
         return;
     }
     let place = place_of(index / blocks);
@@ -72,9 +72,9 @@ fn main(
     let column = column0 + 4u * x;
     let columns = min(4u, params.value_dim - min(column, params.value_dim));
 
-    let initial = params.initial_state.x + place.batch * params.initial_state.y
+    let initial = params.initial_state.x + place.sequence * params.initial_state.y
         + place.value_head * params.initial_state.z;
-    let final_base = params.final_state.x + place.batch * params.final_state.y
+    let final_base = params.final_state.x + place.sequence * params.final_state.y
         + place.value_head * params.final_state.z;
     for (var d = y; d < KEY_STAGES * COLUMNS; d += THREADS / WIDTH) {
         var row = vec4(0.0);
@@ -88,11 +88,12 @@ fn main(
         state[d * WIDTH + x] = row;
     }
 
-    for (var step = 0u; step < params.chunks; step++) {
-        let chunk = select(step, params.chunks - 1u - step, SCAN == REVERSE);
+    let chunks = (place.tokens + CHUNK - 1u) / CHUNK;
+    for (var step = 0u; step < chunks; step++) {
+        let chunk = select(step, chunks - 1u - step, SCAN == REVERSE);
         let token0 = chunk * CHUNK;
-        let row0 = (place.sequence * params.chunks + chunk) * CHUNK;
-        let state0 = (place.sequence * params.chunks + chunk) * params.key_dim;
+        let row0 = (place.chunk0 + chunk) * CHUNK;
+        let state0 = (place.chunk0 + chunk) * params.key_dim;
         // V_new or Y: rows y·ROWS.. of the chunk.
         var sums: array<vec4<f32>, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
@@ -135,7 +136,7 @@ fn main(
 
         var decay: vec4<f32>;
         if DECAY == 1u {
-            decay = load_decay(place, min(token0 + CHUNK, params.tokens) - 1u);
+            decay = load_decay(place, min(token0 + CHUNK, place.tokens) - 1u);
         }
         // ⟨S, gradient of the state after the chunk⟩ over this invocation's elements, for REPLAY with DECAY.
         var passed = vec4(0.0);
@@ -192,7 +193,7 @@ fn main(
                 for (var i = thread; i < THREADS; i += PASSED) {
                     passed += stage[i];
                 }
-                let part = (place.sequence * params.chunks + chunk) * blocks + index % blocks;
+                let part = (place.chunk0 + chunk) * blocks + index % blocks;
                 gates[passed_at(part) + thread] = decay.y * ((passed.x + passed.y) + (passed.z + passed.w));
             }
         }

@@ -18,26 +18,25 @@
 //! | attention_backward_dkv | q, k, v, d_out, workspace | d_k, d_v, workspace (partial sink and interval gradients) |
 //! | attention_merge | out_a, lse_a, out_b, lse_b | out, lse |
 //! | attention_merge_backward | out_a, lse_a, out_b, lse_b, d_out, d_lse | d_side, d_side_lse (of a; then the sides are exchanged) |
-//! | efla_gates | q, k, beta | workspace (gates, rates) |
+//! | efla_gates | q, k, beta, log_decay | workspace (gates, decays, rates) |
 //! | efla_prepare | k, v, workspace (gates) | workspace (W, U) |
 //! | efla_state | k, initial_state, workspace (gates, W) | workspace (V_new, states), final_state |
 //! | efla_output | q, k, workspace (gates, V_new, states) | out |
 //! | efla_recurrent | q, k, v, initial_state, workspace (gates) | final_state, out |
-//! | efla_backward_read | d_out or workspace (Y), k, workspace | workspace (value heads' parts of d_Q, or of d_k) |
+//! | efla_backward_read | d_out or workspace (Y), q, k, workspace | workspace (value heads' parts of d_Q, or of d_k; parts of d_log_decay) |
 //! | efla_backward_sum | q or k, workspace | d_q or d_k |
 //! | efla_backward_output | q, k, d_out, workspace | workspace (dV_new and dS from within the chunk) |
 //! | efla_backward_prepare | k, v (unused), workspace | workspace (TᵀK̂, Tᵀ dV_new) |
 //! | efla_backward_state | k, d_final_state, workspace | workspace (Y, dS'), d_initial_state |
 //! | efla_backward_found | k, workspace | workspace (P) |
-//! | efla_backward_values | v, workspace | workspace (X), d_v, d_beta |
-//! | efla_backward_replay | k, initial_state, workspace | workspace (states) |
-//! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k) |
+//! | efla_backward_values | v, workspace | workspace (X, part of d_log_decay), d_v, d_beta |
+//! | efla_backward_replay | k, initial_state, workspace | workspace (states, what passes through chunks) |
+//! | efla_backward_keys | q, k, d_out, workspace | workspace (value heads' parts of d_k, part of d_log_decay) |
 //! | rotary | x, positions, frequencies | out |
 //! | copy | source | destination |
 //!
 //! What is to come has its place: lengths of ragged batches are packed into the workspace that every kernel but
-//! `efla_gates` binds, and into the gates; a log decay is a further input of `efla_gates`, its gradient the output of a
-//! kernel of its own.
+//! `efla_gates` binds, and into the gates. Parts of d_log_decay stand among the gates, for `reduce` to add up.
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state
 //! (of rotary x and out, of a merge those of a side and of the result) are the same range, the kernel reads it through
@@ -283,6 +282,11 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// Part of the part; its start must be one that can be bound.
+    pub fn narrow(self, start: u64, elements: u64) -> Part {
+        Part { start: self.start + start, elements }
+    }
+
     /// The range within a workspace that [`Gpu::workspace`] returned.
     pub fn of(self, workspace: &TensorView) -> BoundRange {
         BoundRange {
@@ -315,6 +319,11 @@ impl WorkspaceLayout {
         }
     }
 
+    /// Where a second array may start behind one of this many elements, so that it can be bound by itself.
+    pub fn aligned(&self, elements: u64) -> u64 {
+        elements.checked_next_multiple_of(self.align).unwrap_or(u64::MAX)
+    }
+
     /// Reserves a part; `name` says in an error what it is for.
     pub fn reserve(&mut self, name: &str, elements: u64) -> Result<Part> {
         let (got, limit) = (elements.saturating_mul(4), self.max_binding);
@@ -343,6 +352,12 @@ impl WorkspaceLayout {
 }
 
 impl Gpu {
+    /// A buffer of its own for a table that kernels read.
+    pub(crate) fn table(&self, words: &[u32]) -> Result<BoundRange> {
+        let bytes = bytemuck::cast_slice(words);
+        Ok(BoundRange::whole(&self.allocate("lengths of sequences", bytes.len() as u64, Some(bytes))?))
+    }
+
     /// The caller's workspace if it is fit, else one of its own for this call.
     pub(crate) fn workspace(&self, given: Option<&TensorView>, bytes: u64) -> Result<TensorView> {
         let elements = (bytes / 4) as usize;

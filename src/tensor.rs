@@ -393,6 +393,17 @@ pub(crate) fn check_longest(sizes: &[(&str, usize)]) -> Result<()> {
     }
 }
 
+/// Checks cumulative lengths; how many sequences there are.
+pub(crate) fn check_cumulative(name: &str, cumulative: &[usize], total: usize) -> Result<usize> {
+    let ends = (cumulative.first(), cumulative.last());
+    if ends != (Some(&0), Some(&total)) || !cumulative.is_sorted() {
+        let order = if cumulative.is_sorted() { "" } else { ", not sorted" };
+        let got = format!("{} entries from {:?} to {:?}{order}", cumulative.len(), ends.0, ends.1);
+        return Err(Error::argument(name, got, format!("cumulative lengths that rise from 0 to the {total} tokens")));
+    }
+    Ok(cumulative.len() - 1)
+}
+
 /// Strides of a dense row-major tensor.
 fn dense_strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1usize; shape.len()];

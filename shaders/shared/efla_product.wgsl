@@ -27,14 +27,9 @@ struct Tile {
     y: u32,
 }
 
-// Chunks of all sequences, one a workgroup.
-fn chunk_count() -> u32 {
-    return params.chunks * params.batch * params.value_heads;
-}
-
 fn tile_of(index: u32, thread: u32) -> Tile {
-    let token0 = index % params.chunks * CHUNK;
-    let place = place_of(index / params.chunks);
+    let place = place_of_chunk(index);
+    let token0 = (index - place.chunk0) * CHUNK;
     return Tile(place, token0, index * CHUNK, index * params.key_dim, thread, thread % VECTORS, thread / VECTORS);
 }
 

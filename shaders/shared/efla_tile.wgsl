@@ -22,17 +22,46 @@ const STATE_IN_PLACE: u32 = 2u;
 
 const GATE_ELEMENTS: u32 = 4u + 4u * DECAY;
 
+// A value head of a sequence.
 struct Place {
+    // Of the tensors, and of the states; they differ where sequences are packed.
     batch: u32,
+    sequence: u32,
     head: u32,
     value_head: u32,
-    // batch * value_heads + value_head
-    sequence: u32,
+    // Its tokens in the tensors; its first one among those of all value heads; its first chunk among all.
+    first: u32,
+    tokens: u32,
+    flat: u32,
+    chunk0: u32,
 }
 
-fn place_of(sequence: u32) -> Place {
-    let value_head = sequence % params.value_heads;
-    return Place(sequence / params.value_heads, value_head / params.group, value_head, sequence);
+// With RAGGED the host wrote to `table` the first token, the tokens and the first chunk of every sequence, then the
+// sequence of every chunk.
+fn place_of(index: u32) -> Place {
+    let sequence = index / params.value_heads;
+    let value_head = index % params.value_heads;
+    let head = value_head / params.group;
+    if RAGGED == 1u {
+        let first = table[3u * sequence];
+        let tokens = table[3u * sequence + 1u];
+        let chunk0 = value_head * params.chunks + table[3u * sequence + 2u];
+        return Place(0u, sequence, head, value_head, first, tokens, value_head * params.tokens + first, chunk0);
+    }
+    return Place(sequence, sequence, head, value_head, 0u, params.tokens, index * params.tokens, index * params.chunks);
+}
+
+// Chunks of all value heads; those of a value head stand together.
+fn chunk_count() -> u32 {
+    return params.chunks * params.batch * params.value_heads;
+}
+
+fn place_of_chunk(index: u32) -> Place {
+    let of_value_head = index / params.chunks;
+    if RAGGED == 1u {
+        return place_of(table[params.chunk_table + index % params.chunks] * params.value_heads + of_value_head);
+    }
+    return place_of(of_value_head);
 }
 
 fn token_count() -> u32 {
@@ -41,19 +70,19 @@ fn token_count() -> u32 {
 
 // (γ, c, divisor of k, divisor of q) of a token.
 fn load_gate(place: Place, token: u32) -> vec4<f32> {
-    if token >= params.tokens {
+    if token >= place.tokens {
         return vec4(0.0, 0.0, 1.0, 1.0);
     }
-    let at = 4u * (place.sequence * params.tokens + token);
+    let at = 4u * (place.flat + token);
     return vec4(gates[at], gates[at + 1u], gates[at + 2u], gates[at + 3u]);
 }
 
 // (κ, G, E, 1 − G) of a token.
 fn load_decay(place: Place, token: u32) -> vec4<f32> {
-    if token >= params.tokens {
+    if token >= place.tokens {
         return vec4(0.0, 1.0, 1.0, 0.0);
     }
-    let at = 4u * (token_count() + place.sequence * params.tokens + token);
+    let at = 4u * (token_count() + place.flat + token);
     return vec4(gates[at], gates[at + 1u], gates[at + 2u], gates[at + 3u]);
 }
 
@@ -65,11 +94,11 @@ fn is_slow(decay: vec4<f32>) -> bool {
 
 // Of the backward pass: (α', h', h|k|, |k| ∂α'/∂β) of a token, see efla_gates.
 fn rates_at(place: Place, token: u32) -> u32 {
-    return GATE_ELEMENTS * token_count() + 4u * (place.sequence * params.tokens + token);
+    return GATE_ELEMENTS * token_count() + 4u * (place.flat + token);
 }
 
 fn load_rates(place: Place, token: u32) -> vec4<f32> {
-    if token >= params.tokens {
+    if token >= place.tokens {
         return vec4(0.0);
     }
     let at = rates_at(place, token);
@@ -87,7 +116,7 @@ const DECAY_BY_KEYS: u32 = 5u;
 
 // Of the backward pass with DECAY: one of these of a token.
 fn plane_at(plane: u32, place: Place, token: u32) -> u32 {
-    return (GATE_ELEMENTS + 4u + plane) * token_count() + place.sequence * params.tokens + token;
+    return (GATE_ELEMENTS + 4u + plane) * token_count() + place.flat + token;
 }
 
 // α|k| of a token: c is that of writing.
@@ -95,7 +124,7 @@ fn load_erase_c(place: Place, token: u32) -> f32 {
     if DECAY == 0u {
         return load_gate(place, token).y;
     }
-    if token >= params.tokens {
+    if token >= place.tokens {
         return 0.0;
     }
     return gates[plane_at(ERASE_C, place, token)];

@@ -12,7 +12,7 @@ pub use merge::{Merge, MergeGradients, MergePlan, MergeShape, MergeTensors};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::piece::Piece;
-use crate::tensor::TensorView;
+use crate::tensor::{TensorView, check_cumulative};
 
 /// Which attention is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -174,17 +174,6 @@ impl Lengths {
         }
         Ok(())
     }
-}
-
-/// Refuses cumulative lengths that don't rise from 0 to all tokens.
-pub(crate) fn check_cumulative(name: &str, cumulative: &[usize], total: usize) -> Result<()> {
-    let ends = (cumulative.first(), cumulative.last());
-    if ends != (Some(&0), Some(&total)) || !cumulative.is_sorted() {
-        let order = if cumulative.is_sorted() { "" } else { ", not sorted" };
-        let got = format!("{} entries from {:?} to {:?}{order}", cumulative.len(), ends.0, ends.1);
-        return Err(Error::argument(name, got, format!("cumulative lengths that rise from 0 to the {total} tokens")));
-    }
-    Ok(())
 }
 
 impl AttentionConfig {

@@ -195,10 +195,7 @@ impl Blocks {
 
     /// The table on the device, if there is one.
     pub fn upload(&self, gpu: &Gpu) -> Result<Option<BoundRange>> {
-        let Some(table) = &self.table else { return Ok(None) };
-        let bytes = bytemuck::cast_slice(table);
-        let buffer = gpu.allocate("lengths of sequences", bytes.len() as u64, Some(bytes))?;
-        Ok(Some(BoundRange::whole(&buffer)))
+        self.table.as_ref().map(|table| gpu.table(table)).transpose()
     }
 }
 

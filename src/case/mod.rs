@@ -42,10 +42,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::attention::{AttentionConfig, AttentionShape, Lengths, Method, Sink, check_cumulative};
+use crate::attention::{AttentionConfig, AttentionShape, Lengths, Method, Sink};
 use crate::efla::{EflaConfig, EflaShape, Form, Integrator};
 use crate::error::{Error, Result};
-use crate::tensor::DType;
+use crate::tensor::{DType, check_cumulative};
 use file::{Contents, FLOATING, WHOLE, Whole};
 
 /// A tensor on the host.

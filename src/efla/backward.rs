@@ -19,21 +19,52 @@
 //! | efla_backward_replay | states = S |
 //! | efla_backward_read (keys) | w −= c·SY |
 //! | efla_backward_sum (keys) | d_k |
+//! | reduce | d_log_decay, if asked for |
 //!
 //! Since Y = Tᵀ(dV_new from within + K̂ dS') and dS = dS' + scale·QᵀdO − (γK̂)ᵀY, the reverse scan has the form of the
 //! forward one and is the same kernel text. S and dS' take turns in one matrix a chunk: the scan that brings S back has
 //! V_new to go by and costs half of the first.
+//!
+//! # With decay
+//!
+//! D, G and E of the [module's](super) chunks stand in everything above: what token s reads of writer j comes times D_{sj},
+//! what it reads of S times G_s, what j writes into the state after the chunk times E_j = D_{Cj}, and S itself arrives
+//! there times G_C. P is what a key finds after its token's decay, α' stands for α where a value is written.
+//!
+//! ```text
+//! P = diag(G) K̂S + strict_lower(D ∘ K̂K̂ᵀ)V_new         X = diag(α')V − diag(α|k|)P
+//! dV_new = scale·lower_incl(D ∘ QK̂ᵀ)ᵀdO + diag(E) K̂ dS'  Y = Tᵀ dV_new        d_v = c'Y
+//! d_Q = scale (diag(G) dO Sᵀ + lower_incl(D ∘ dO V_newᵀ)K̂)
+//! SY = diag(G) Y Sᵀ + strict_lower(D ∘ Y V_newᵀ)K̂
+//! GX = scale·lower_incl(D ∘ dO Xᵀ)ᵀQ + diag(E) X dS'ᵀ − strict_lower(D ∘ Y Xᵀ)ᵀ(γK̂)
+//! d_k = GX − α|k|·SY + 2k̂ (h'(Y·v) − h|k|(Y·P))        d_β = |k| (∂α'/∂β (Y·v) − |k| ∂α/∂β (Y·P))
+//! dS = G_C dS' + scale (diag(G) Q)ᵀdO − (γG K̂)ᵀY
+//! ```
+//!
+//! A decay at token t multiplies all that a reader at t or later takes from a writer before t: queries and keys of this
+//! chunk, or dS' for all later ones, from tokens of this chunk, or from S for all earlier ones. So
+//!
+//! ```text
+//! d_log_decay_t = Σ_{s≥t, j<t} E_{sj} + Σ_{s≥t} e_s + Σ_{j<t} f_j + G_C⟨dS', S⟩ − |k| ∂α'/∂κ (Y·v)
+//! E_{sj} = D_{sj} (scale (q_s·k̂_j)(do_s·V_new_j) − γ_s (k̂_s·k̂_j)(Y_s·V_new_j))
+//! e_s = G_s (scale q_sᵀS do_s − γ_s k̂_sᵀS Y_s)           f_j = E_j k̂_jᵀdS' V_new_j
+//! ```
+//!
+//! Every term has its decay as a factor and none is a difference, so that a strong decay gets the small gradient it
+//! should. (Σ_{s≥t} (do_s·o_s − d_v_s·v_s) is the same number but for the end of the sequence, and all rounding there.)
+//! E and e come in two parts from the two runs of efla_backward_read, f from efla_backward_keys, ⟨dS', S⟩ from
+//! efla_backward_replay, which puts S where dS' stood, the rest from efla_backward_values; `reduce` adds them up.
 
-use super::call::{EflaParams, Scratch, Sizes, StateArguments, check_sizes};
+use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes, plan_pieces};
 use super::forward::{
-    DECAY, GATES, GRID, KEY, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, Scan, TILE, UPDATES,
-    chunk_constants, gates_constants, gates_workgroups, prepare_constants, state_blocks, state_constants,
-    state_workgroups,
+    Build, DECAY, GATES, GRID, KEY, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, Scan, TILE,
+    UPDATES, gates_workgroups, state_blocks, state_workgroups,
 };
-use super::{Efla, EflaGradients, EflaShape};
+use super::{Efla, EflaGradients, EflaShape, Form};
 use crate::attention::backward::reduce;
 use crate::error::{Error, Result};
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
@@ -51,6 +82,7 @@ pub(crate) static READ: Kernel = Kernel {
         workspace("u"),
         workspace("states"),
         workspace("w"),
+        input("table").words(),
     ],
 };
 
@@ -58,7 +90,13 @@ pub(crate) static SUM: Kernel = Kernel {
     name: "efla_backward_sum",
     files: &[GRID, TILE, wgsl!("efla_backward_sum.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("x").stored(), workspace("gates"), workspace("w"), output("d_x").stored()],
+    bindings: &[
+        input("x").stored(),
+        workspace("gates"),
+        workspace("w"),
+        output("d_x").stored(),
+        input("table").words(),
+    ],
 };
 
 pub(crate) static OUTPUT: Kernel = Kernel {
@@ -72,6 +110,7 @@ pub(crate) static OUTPUT: Kernel = Kernel {
         workspace("gates"),
         workspace("u"),
         workspace("states"),
+        input("table").words(),
     ],
 };
 
@@ -95,7 +134,14 @@ pub(crate) static FOUND: Kernel = Kernel {
     name: "efla_backward_found",
     files: &[GRID, TILE, KEY, UPDATES, DECAY, PRODUCT, STATES, wgsl!("efla_backward_found.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("k").stored(), workspace("gates"), workspace("u"), workspace("states"), workspace("found")],
+    bindings: &[
+        input("k").stored(),
+        workspace("gates"),
+        workspace("u"),
+        workspace("states"),
+        workspace("found"),
+        input("table").words(),
+    ],
 };
 
 pub(crate) static VALUES: Kernel = Kernel {
@@ -109,6 +155,7 @@ pub(crate) static VALUES: Kernel = Kernel {
         workspace("found"),
         output("d_v").stored(),
         output("d_beta"),
+        input("table").words(),
     ],
 };
 
@@ -122,14 +169,16 @@ pub(crate) static KEYS: Kernel = Kernel {
         input("d_out").stored(),
         workspace("gates"),
         workspace("y"),
-        workspace("found"),
         workspace("states"),
         workspace("w"),
+        input("table").words(),
     ],
 };
 
 /// Elements a token that a gated operator has among the gates: 8 + 4 + 6, the last four parts of d_log_decay.
 const GATED_ELEMENTS: u64 = 18;
+/// Elements a chunk and block of value columns that it has behind them.
+const PASSED: u64 = 8;
 
 /// Tokens of a head that one workgroup of `efla_backward_sum` or `efla_backward_values` has.
 const ROWS: u64 = 8;
@@ -145,28 +194,26 @@ pub(crate) enum Stage {
     Scan,
     /// d_v, d_beta, d_k.
     Keys,
+    /// What writing gives to d_k, from X and Y at once.
+    Writers,
 }
 
 /// The kernels in the order they run, with what is compiled into them.
-pub(crate) fn kernels(chunk: usize, key_dim: usize, gated: bool) -> Vec<(Stage, &'static Kernel, Constants)> {
-    let keys = |keys: bool| {
-        let mut constants = chunk_constants(chunk, gated);
-        constants.push(("KEYS", keys.into()));
-        constants
-    };
+pub(crate) fn kernels(build: Build) -> Vec<(Stage, &'static Kernel, Constants)> {
+    let keys = |keys: bool| [vec![("KEYS", keys.into())], build.products()].concat();
     vec![
-        (Stage::Recompute, &GATES, gates_constants(chunk, gated)),
-        (Stage::Recompute, &PREPARE, prepare_constants(chunk, gated, false)),
-        (Stage::Recompute, &STATE, state_constants(chunk, key_dim, gated, Scan::Forward)),
+        (Stage::Recompute, &GATES, build.gates(Form::Chunked)),
+        (Stage::Recompute, &PREPARE, build.prepare(false)),
+        (Stage::Recompute, &STATE, build.state(Scan::Forward)),
         (Stage::Queries, &READ, keys(false)),
         (Stage::Queries, &SUM, keys(false)),
-        (Stage::Keys, &FOUND, chunk_constants(chunk, gated)),
-        (Stage::Scan, &OUTPUT, chunk_constants(chunk, gated)),
-        (Stage::Scan, &PREPARE_REVERSE, prepare_constants(chunk, gated, true)),
-        (Stage::Scan, &STATE_REVERSE, state_constants(chunk, key_dim, gated, Scan::Reverse)),
-        (Stage::Keys, &VALUES, chunk_constants(chunk, gated)),
-        (Stage::Keys, &KEYS, chunk_constants(chunk, gated)),
-        (Stage::Recompute, &STATE_REPLAY, state_constants(chunk, key_dim, gated, Scan::Replay)),
+        (Stage::Keys, &FOUND, build.products()),
+        (Stage::Scan, &OUTPUT, build.products()),
+        (Stage::Scan, &PREPARE_REVERSE, build.prepare(true)),
+        (Stage::Scan, &STATE_REVERSE, build.state(Scan::Reverse)),
+        (Stage::Keys, &VALUES, build.products()),
+        (Stage::Writers, &KEYS, build.products()),
+        (Stage::Recompute, &STATE_REPLAY, build.state(Scan::Replay)),
         (Stage::Keys, &READ, keys(true)),
         (Stage::Keys, &SUM, keys(true)),
     ]
@@ -177,43 +224,27 @@ pub(crate) fn kernels(chunk: usize, key_dim: usize, gated: bool) -> Vec<(Stage, 
 pub struct EflaBackwardPlan {
     efla: Efla,
     shape: EflaShape,
-    sizes: Sizes,
-    workspace: WorkspaceLayout,
-    scratch: Scratch,
-    /// Gradient of V_new from within the chunk, then Y, `[B, H_v, chunks·C, D_v]`.
-    y: Part,
-    /// P, then X, `[B, H_v, chunks·C, D_v]`.
-    found: Part,
-    spare: Part,
+    cu_seqlens: Option<Vec<usize>>,
+    /// One, unless the workspace of the whole can't be bound.
+    pieces: Vec<Piece>,
+    workspace_bytes: u64,
 }
 
 impl EflaBackwardPlan {
-    pub(super) fn new(efla: &Efla, shape: &EflaShape) -> Result<Self> {
+    pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
-        let gpu = efla.gpu();
-        let sizes = Sizes::new(efla.config(), shape, Some(efla.chunk()));
-        let Sizes { tokens, chunks, rows, value_dim, .. } = sizes;
-        let mut workspace = WorkspaceLayout::new(gpu.limits());
-        let gate_elements = match efla.config().gated {
-            false => sizes.elements(&[tokens, 8]),
-            true => {
-                let passed = sizes.elements(&[chunks, state_blocks(&sizes), 8]);
-                sizes.elements(&[tokens, GATED_ELEMENTS]).saturating_add(passed)
-            }
-        };
-        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements)?;
-        let y = workspace.reserve("workspace of Y", sizes.elements(&[rows, value_dim]))?;
-        let found = workspace.reserve("workspace of P and X", sizes.elements(&[rows, value_dim]))?;
-        let spare = workspace.reserve("workspace", 1)?;
-        workspace.check()?;
-        Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, sizes, workspace, scratch, y, found, spare })
+        let bytes = |shape: &EflaShape| Ok(Pass::new(efla, shape, cu_seqlens)?.workspace.bytes());
+        let (pieces, workspace_bytes) = plan_pieces(shape, bytes)?;
+        let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
+        Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, cu_seqlens, pieces, workspace_bytes })
     }
 
     /// Bytes of device memory a call needs besides its tensors. With T padded to whole chunks of C tokens, per batch
-    /// and value head 4·(8 T + T (D_k + 3 D_v) + (T/C) D_k D_v), each of its six parts rounded up to the device's storage
-    /// buffer alignment.
+    /// and value head 4·(8 T + T (D_k + 3 D_v) + (T/C) D_k D_v), each of its parts rounded up to the device's storage
+    /// buffer alignment. If gated 18 T instead of 8 T, and 8 T/C for every 32 value columns (16 with D_k over 64, 8 over
+    /// 128).
     pub fn workspace_bytes(&self) -> u64 {
-        self.workspace.bytes()
+        self.workspace_bytes
     }
 
     /// Checks the tensors against the plan and prepares everything a recording needs.
@@ -228,10 +259,12 @@ impl EflaBackwardPlan {
         let gpu = self.efla.gpu();
         let (config, limits) = (self.efla.config(), gpu.limits());
         let EflaShape { batch, heads, value_heads, tokens } = self.shape;
+        check_packing(&self.cu_seqlens, &tensors.cu_seqlens)?;
         let key_shape = [batch, heads, tokens, config.key_dim];
         let value_shape = [batch, value_heads, tokens, config.value_dim];
         let beta_shape = [batch, value_heads, tokens];
-        let state_shape = [batch, value_heads, config.key_dim, config.value_dim];
+        let sequences = self.cu_seqlens.as_ref().map_or(batch, |cumulative| cumulative.len() - 1);
+        let state_shape = [sequences, value_heads, config.key_dim, config.value_dim];
         config.check_gated(tensors.log_decay.is_some())?;
         if tensors.d_log_decay.is_some() && !config.gated {
             return Err(Error::argument("d_log_decay", "a tensor", "none: the operator is not gated"));
@@ -254,7 +287,7 @@ impl EflaBackwardPlan {
             log_decay.check("log_decay", &beta_shape)?;
             inputs.push(("log_decay", log_decay));
         }
-        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
+        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes)?;
         let mut outputs = Vec::new();
         for (name, view, shape) in [
             ("d_q", &tensors.d_q, &key_shape[..]),
@@ -272,13 +305,7 @@ impl EflaBackwardPlan {
             d_log_decay.check_output("d_log_decay", &beta_shape)?;
             outputs.push(("d_log_decay", d_log_decay));
         }
-        let state =
-            StateArguments { before: ("initial_state", tensors.initial_state.as_ref()), after: ("final_state", None) };
-        let d_state = StateArguments {
-            before: ("d_final_state", tensors.d_final_state.as_ref()),
-            after: ("d_initial_state", tensors.d_initial_state.as_ref()),
-        };
-        for ends in [&state, &d_state] {
+        for ends in &tensors.states() {
             ends.check(&state_shape)?;
             inputs.extend(ends.input());
             outputs.extend(ends.output());
@@ -286,6 +313,65 @@ impl EflaBackwardPlan {
         outputs.push(("workspace", &workspace));
         check_overlaps(&outputs, &inputs)?;
 
+        let mut call = Call::default();
+        let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
+        for piece in &self.pieces {
+            for piece in piece.split(&fits)? {
+                let pass = Pass::new(&self.efla, &self.shape.part(&piece), self.cu_seqlens.as_deref())?;
+                pass.bind(&mut call, &tensors.part(&self.shape, &piece)?, &workspace)?;
+            }
+        }
+        Ok(call)
+    }
+}
+
+/// A piece of a call.
+struct Pass<'a> {
+    efla: &'a Efla,
+    shape: EflaShape,
+    packing: Packing,
+    sizes: Sizes,
+    workspace: WorkspaceLayout,
+    scratch: Scratch,
+    /// Gradient of V_new from within the chunk, then Y, `[B, H_v, chunks·C, D_v]`; behind it, bound with it where both are
+    /// read, P, then X of the same shape.
+    y_and_found: Part,
+    y: Part,
+    found: Part,
+    found_offset: u64,
+    spare: Part,
+}
+
+impl<'a> Pass<'a> {
+    fn new(efla: &'a Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
+        let (config, limits) = (efla.config(), efla.gpu().limits());
+        let packing = Packing::new(shape, cu_seqlens, Some(efla.chunk()))?;
+        let sizes = Sizes::new(config, shape, &packing, efla.chunk());
+        let Sizes { tokens, chunks, rows, value_dim, .. } = sizes;
+        let mut workspace = WorkspaceLayout::new(limits);
+        let gate_elements = match config.gated {
+            false => sizes.elements(&[tokens, 8]),
+            true => {
+                let passed = sizes.elements(&[chunks, state_blocks(&sizes), PASSED]);
+                sizes.elements(&[tokens, GATED_ELEMENTS]).saturating_add(passed)
+            }
+        };
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements)?;
+        let values = sizes.elements(&[rows, value_dim]);
+        let found_offset = workspace.aligned(values);
+        let y_and_found = workspace.reserve("workspace of Y and X", found_offset.saturating_add(values))?;
+        let (y, found) = (y_and_found.narrow(0, values), y_and_found.narrow(found_offset, values));
+        let spare = workspace.reserve("workspace", 1)?;
+        workspace.check()?;
+        let shape = *shape;
+        Ok(Pass { efla, shape, packing, sizes, workspace, scratch, y_and_found, y, found, found_offset, spare })
+    }
+
+    fn bind(&self, call: &mut Call, tensors: &EflaGradients, workspace: &TensorView) -> Result<()> {
+        let gpu = self.efla.gpu();
+        let (config, limits) = (self.efla.config(), gpu.limits());
+        let EflaShape { batch, heads, value_heads, .. } = self.shape;
+        let [state, d_state] = tensors.states();
         let params = EflaParams {
             q: tensors.q.layout(limits),
             k: tensors.k.layout(limits),
@@ -298,13 +384,15 @@ impl EflaBackwardPlan {
             d_beta: tensors.d_beta.layout(limits),
             log_decay: tensors.log_decay.as_ref().map_or([0; 4], |view| view.layout(limits)),
             with_rates: 1,
+            found: self.found_offset as u32,
             state_blocks: state_blocks(&self.sizes) as u32,
-            ..EflaParams::new(config, &self.shape, &self.sizes)
+            ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing)
         };
         let recompute_params = params_buffer(gpu, "efla backward", &params.with_state(&state, limits));
         let params = params_buffer(gpu, "efla backward", &params.with_state(&d_state, limits));
+        let table = self.packing.upload(gpu)?;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
-        let part = |part: Part| Some(part.of(&workspace));
+        let part = |part: Part| Some(part.of(workspace));
         let argument = |stage: Stage, name: &str| -> Option<BoundRange> {
             let ends = if stage == Stage::Recompute { &state } else { &d_state };
             match (name, stage) {
@@ -319,11 +407,13 @@ impl EflaBackwardPlan {
                 ("d_v", _) => bound(&tensors.d_v),
                 ("d_beta", _) => bound(&tensors.d_beta),
                 ("initial_state", _) => ends.input().and_then(|(_, view)| bound(view)),
-                ("final_state", _) => ends.output().map_or_else(|| part(self.spare), |(_, view)| bound(view)),
+                ("final_state", _) => ends.output().and_then(|(_, view)| bound(view)).or_else(|| part(self.spare)),
                 ("gates", _) => part(self.scratch.gates),
                 ("w", _) => part(self.scratch.w),
                 ("found", _) => part(self.found),
+                ("y", Stage::Writers) => part(self.y_and_found),
                 ("y" | "rows", _) | ("u", Stage::Scan) => part(self.y),
+                ("table", _) => table.clone(),
                 ("u", _) => part(self.scratch.u),
                 ("states", _) => part(self.scratch.states),
                 // Every name of the kernels' binding tables stands above.
@@ -332,13 +422,12 @@ impl EflaBackwardPlan {
         };
 
         let sizes = &self.sizes;
-        let mut call = Call::default();
-        for (stage, kernel, constants) in kernels(self.efla.chunk(), config.key_dim, config.gated) {
+        for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged())) {
             let workgroups = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes),
                 "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_workgroups(sizes),
-                "efla_backward_sum" => (batch as u64 * heads as u64 * sizes.tokens).div_ceil(ROWS),
-                "efla_backward_values" => (sizes.sequences * sizes.tokens).div_ceil(ROWS),
+                "efla_backward_sum" => (batch as u64 * heads as u64 * sizes.rows).div_ceil(ROWS),
+                "efla_backward_values" => (sizes.sequences * sizes.rows).div_ceil(ROWS),
                 _ => sizes.sequences * sizes.chunks,
             };
             let params = if stage == Stage::Recompute { &recompute_params } else { &params };
@@ -348,7 +437,6 @@ impl EflaBackwardPlan {
         // The parts of d_log_decay are the last 4 of a token's elements.
         let tokens = sizes.elements(&[sizes.tokens]);
         let parts = [(GATED_ELEMENTS - 4) * tokens, value_heads as u64 * sizes.tokens, 4, tokens];
-        reduce(gpu, &mut call, tensors.d_log_decay.as_ref(), &self.scratch.gates.of(&workspace), parts, false)?;
-        Ok(call)
+        reduce(gpu, call, tensors.d_log_decay.as_ref(), &self.scratch.gates.of(workspace), parts, false)
     }
 }

@@ -1,10 +1,12 @@
 //! What the calls of EFLA share: sizes, scratch memory, the state's two ends, parameters.
 
 use super::{EflaConfig, EflaShape, Integrator};
-use crate::error::Result;
-use crate::kernel::{Part, WorkspaceLayout};
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::kernel::{BoundRange, Part, WorkspaceLayout};
+use crate::piece::Piece;
 use crate::shader::params;
-use crate::tensor::{TensorView, check_longest};
+use crate::tensor::{TensorView, check_cumulative, check_longest};
 
 params! {
     /// Parameters of every EFLA kernel; the vectors are [`TensorView::layout`]s.
@@ -44,17 +46,27 @@ params! {
         with_rates: u32,
         /// Blocks of value columns of efla_state.
         state_blocks: u32,
+        /// Value heads of all sequences, also of packed ones, for which batch is 1 and chunks are those of all.
+        value_sequences: u32,
+        /// Where the chunks of packed sequences stand in their table.
+        chunk_table: u32,
+        /// Where X stands behind Y.
+        found: u32,
+        unused0: u32,
     }
 }
 
 impl EflaParams {
     /// Everything but the tensors' layouts.
-    pub fn new(config: &EflaConfig, shape: &EflaShape, sizes: &Sizes) -> Self {
+    pub fn new(config: &EflaConfig, shape: &EflaShape, sizes: &Sizes, packing: &Packing) -> Self {
         EflaParams {
             batch: shape.batch as u32,
             heads: shape.heads as u32,
-            value_heads: shape.value_heads as u32,
-            group: shape.group() as u32,
+            // Divisors, without value heads too.
+            value_heads: shape.value_heads.max(1) as u32,
+            group: shape.group().max(1) as u32,
+            value_sequences: sizes.scans as u32,
+            chunk_table: packing.chunk_table as u32,
             tokens: shape.tokens as u32,
             chunks: sizes.chunks as u32,
             key_dim: config.key_dim as u32,
@@ -90,10 +102,12 @@ impl EflaParams {
 pub(super) struct Sizes {
     /// Value heads of all batches.
     pub sequences: u64,
+    /// Value heads of all sequences: more, if the one batch holds several packed ones.
+    pub scans: u64,
     pub tokens: u64,
-    /// Per sequence; 0 for a recurrent call.
+    /// Per value head; 0 for a recurrent call.
     pub chunks: u64,
-    /// Tokens of a sequence, padded to whole chunks.
+    /// Tokens of a value head, padded to whole chunks.
     pub rows: u64,
     pub key_dim: u64,
     pub value_dim: u64,
@@ -106,14 +120,88 @@ pub(super) fn check_sizes(shape: &EflaShape) -> Result<()> {
     check_longest(&[("batch", batch), ("heads", heads), ("value_heads", value_heads), ("tokens", tokens)])
 }
 
+/// Which tokens of a call belong together.
+#[derive(Debug, Clone)]
+pub(super) struct Packing {
+    pub sequences: usize,
+    /// Chunks of a value head.
+    pub chunks: usize,
+    /// Of packed sequences: first token, tokens and first chunk of each, then the sequence of every chunk.
+    table: Option<Vec<u32>>,
+    chunk_table: usize,
+}
+
+impl Packing {
+    /// Refuses cumulative lengths that don't fit the shape. Without chunks a call is recurrent.
+    pub fn new(shape: &EflaShape, cu_seqlens: Option<&[usize]>, chunk: Option<usize>) -> Result<Self> {
+        let chunks = |tokens: usize| chunk.map_or(0, |chunk| tokens.div_ceil(chunk));
+        let Some(cumulative) = cu_seqlens else {
+            let (sequences, chunks) = (shape.batch, chunks(shape.tokens));
+            return Ok(Packing { sequences, chunks, table: None, chunk_table: 0 });
+        };
+        if shape.batch != 1 {
+            return Err(Error::argument("batch", shape.batch, "1 with packed sequences"));
+        }
+        let sequences = check_cumulative("cu_seqlens", cumulative, shape.tokens)?;
+        let (mut table, mut owners) = (Vec::new(), Vec::new());
+        for (sequence, ends) in cumulative.windows(2).enumerate() {
+            let tokens = ends[1] - ends[0];
+            table.extend([ends[0], tokens, owners.len()].map(|word| word as u32));
+            owners.extend(std::iter::repeat_n(sequence as u32, chunks(tokens)));
+        }
+        let (chunks, chunk_table) = (owners.len(), table.len());
+        table.extend(owners);
+        // Never an empty buffer.
+        table.push(0);
+        Ok(Packing { sequences, chunks, table: Some(table), chunk_table })
+    }
+
+    pub fn is_ragged(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// The table on the device, if there is one.
+    pub fn upload(&self, gpu: &Gpu) -> Result<Option<BoundRange>> {
+        self.table.as_ref().map(|table| gpu.table(table)).transpose()
+    }
+}
+
+/// Takes a call apart so that the workspace of every piece can be bound; the pieces, and the bytes that suffice for each.
+pub(super) fn plan_pieces(shape: &EflaShape, bytes: impl Fn(&EflaShape) -> Result<u64>) -> Result<(Vec<Piece>, u64)> {
+    let of = |piece: &Piece| bytes(&shape.part(piece));
+    let pieces = Piece::whole(shape.batch, shape.heads).split(&|piece| of(piece).map(drop))?;
+    let most = pieces.iter().map(of).try_fold(0, |most, bytes| Ok(bytes?.max(most)))?;
+    Ok((pieces, most))
+}
+
+/// Refuses tensors that state other cumulative lengths than the plan.
+pub(super) fn check_packing(planned: &Option<Vec<usize>>, stated: &Option<Vec<usize>>) -> Result<()> {
+    if planned != stated {
+        return Err(Error::argument("cu_seqlens", "others than those of the plan", "the same"));
+    }
+    Ok(())
+}
+
+/// A piece's part of a state; of packed sequences every piece has all.
+pub(super) fn state_part(state: &Option<TensorView>, shape: &EflaShape, piece: &Piece) -> Result<Option<TensorView>> {
+    let Some(state) = state else { return Ok(None) };
+    let (start, count) = (piece.heads.start * shape.group(), piece.heads.len() * shape.group());
+    let heads = state.narrow(1, start, count)?;
+    match state.shape()[0] == shape.batch {
+        true => heads.narrow(0, piece.batch.start, piece.batch.len()).map(Some),
+        false => Ok(Some(heads)),
+    }
+}
+
 impl Sizes {
-    pub fn new(config: &EflaConfig, shape: &EflaShape, chunk: Option<usize>) -> Self {
-        let chunks = chunk.map_or(0, |chunk| shape.tokens.div_ceil(chunk)) as u64;
+    pub fn new(config: &EflaConfig, shape: &EflaShape, packing: &Packing, chunk: usize) -> Self {
+        let of_values = |sequences: usize| (sequences as u64).saturating_mul(shape.value_heads as u64);
         Sizes {
-            sequences: (shape.batch as u64).saturating_mul(shape.value_heads as u64),
+            sequences: of_values(shape.batch),
+            scans: of_values(packing.sequences),
             tokens: shape.tokens as u64,
-            chunks,
-            rows: chunks.saturating_mul(chunk.unwrap_or(0) as u64),
+            chunks: packing.chunks as u64,
+            rows: (packing.chunks as u64).saturating_mul(chunk as u64),
             key_dim: config.key_dim as u64,
             value_dim: config.value_dim as u64,
         }

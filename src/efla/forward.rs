@@ -1,10 +1,11 @@
 //! The forward pass, chunked and recurrent: plan, bind, record.
 
-use super::call::{EflaParams, Scratch, Sizes, StateArguments, check_sizes};
+use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes, plan_pieces};
 use super::{Efla, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
 
@@ -22,7 +23,14 @@ pub(crate) static GATES: Kernel = Kernel {
     name: "efla_gates",
     files: &[GRID, TILE, wgsl!("shared/phi.wgsl"), wgsl!("efla_gates.wgsl")],
     params: &EflaParams::LAYOUT,
-    bindings: &[input("q").stored(), input("k").stored(), input("beta"), input("log_decay"), workspace("gates")],
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("beta"),
+        input("log_decay"),
+        workspace("gates"),
+        input("table").words(),
+    ],
 };
 
 /// Also of the backward pass, which prepares and scans with the transpose.
@@ -33,7 +41,14 @@ pub(crate) static PREPARE: Kernel = Kernel {
     name: "efla_prepare",
     files: PREPARE_FILES,
     params: &EflaParams::LAYOUT,
-    bindings: &[input("k").stored(), input("v").stored(), workspace("gates"), workspace("w"), workspace("u")],
+    bindings: &[
+        input("k").stored(),
+        input("v").stored(),
+        workspace("gates"),
+        workspace("w"),
+        workspace("u"),
+        input("table").words(),
+    ],
 };
 
 pub(crate) static STATE: Kernel = Kernel {
@@ -48,6 +63,7 @@ pub(crate) static STATE: Kernel = Kernel {
         workspace("u"),
         workspace("states"),
         output("final_state"),
+        input("table").words(),
     ],
 };
 
@@ -62,6 +78,7 @@ pub(crate) static OUTPUT: Kernel = Kernel {
         workspace("u"),
         workspace("states"),
         output("out").stored(),
+        input("table").words(),
     ],
 };
 
@@ -77,6 +94,7 @@ pub(crate) static RECURRENT: Kernel = Kernel {
         input("initial_state"),
         output("final_state"),
         output("out").stored(),
+        input("table").words(),
     ],
 };
 
@@ -116,27 +134,19 @@ pub(crate) fn chunk_length(gpu: &Gpu, configured: Option<usize>, key_dim: usize)
     Ok(chunk)
 }
 
-/// Constants of the kernels that have a whole chunk's products.
-pub(super) fn chunk_constants(chunk: usize, gated: bool) -> Constants {
-    // Rows of a tile start in different memory banks, where there is room for it.
-    vec![("CHUNK", chunk as u32), ("PITCH", if chunk == 64 { 8 } else { 9 }), ("DECAY", gated.into())]
-}
-
-/// Constants of `efla_gates`, which has cumulative decays of a chunk. Token by token a chunk is one token.
-pub(super) fn gates_constants(chunk: usize, gated: bool) -> Constants {
-    vec![("CHUNK", if gated { chunk as u32 } else { 1 }), ("DECAY", gated.into())]
-}
-
-/// Constants of `efla_prepare`; `reverse` for the transpose.
-pub(super) fn prepare_constants(chunk: usize, gated: bool, reverse: bool) -> Constants {
-    let mut constants = chunk_constants(chunk, gated);
-    constants.push(("REVERSE", reverse.into()));
-    constants
+/// What is compiled into EFLA's kernels.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Build {
+    pub chunk: usize,
+    pub key_dim: usize,
+    pub gated: bool,
+    /// Whether sequences are packed.
+    pub ragged: bool,
 }
 
 /// What a run of `efla_state` is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scan {
+pub(crate) enum Scan {
     /// V_new and the states, from the first chunk to the last.
     Forward,
     /// Y and the gradients of the states, from the last chunk to the first.
@@ -145,36 +155,63 @@ pub(super) enum Scan {
     Replay,
 }
 
-/// Constants of `efla_state`.
-pub(super) fn state_constants(chunk: usize, key_dim: usize, gated: bool, scan: Scan) -> Constants {
-    vec![
-        ("CHUNK", chunk as u32),
-        ("DECAY", gated.into()),
-        ("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32),
-        ("STATE_COLUMNS", state_columns(key_dim) as u32),
-        ("SCAN", scan as u32),
-    ]
-}
+impl Build {
+    /// Constants of the kernels that have a whole chunk's products.
+    pub fn products(self) -> Constants {
+        // Rows of a tile start in different memory banks, where there is room for it.
+        let pitch = if self.chunk == 64 { 8 } else { 9 };
+        [vec![("PITCH", pitch)], self.chunks()].concat()
+    }
 
-/// What is compiled into the kernels of a form, in the order they run.
-pub(crate) fn kernels(form: Form, chunk: usize, key_dim: usize, gated: bool) -> Vec<(&'static Kernel, Constants)> {
-    match form {
-        Form::Chunked => vec![
-            (&GATES, gates_constants(chunk, gated)),
-            (&PREPARE, prepare_constants(chunk, gated, false)),
-            (&STATE, state_constants(chunk, key_dim, gated, Scan::Forward)),
-            (&OUTPUT, chunk_constants(chunk, gated)),
-        ],
-        Form::Recurrent => vec![
-            (&GATES, gates_constants(1, gated)),
-            (&RECURRENT, vec![("KEY_STAGES", key_dim.div_ceil(COLUMNS) as u32), ("DECAY", gated.into())]),
-        ],
+    /// Constants of the kernels that know chunks.
+    fn chunks(self) -> Constants {
+        vec![("CHUNK", self.chunk as u32), ("DECAY", self.gated.into()), ("RAGGED", self.ragged.into())]
+    }
+
+    /// Constants of `efla_gates`, which has cumulative decays of a chunk. Token by token a chunk is one token, and without
+    /// decay all tokens are alike.
+    pub fn gates(self, form: Form) -> Constants {
+        match form == Form::Chunked && self.gated {
+            true => self.chunks(),
+            false => Build { chunk: 1, ragged: false, ..self }.chunks(),
+        }
+    }
+
+    /// Constants of `efla_prepare`; `reverse` for the transpose.
+    pub fn prepare(self, reverse: bool) -> Constants {
+        [vec![("REVERSE", reverse.into())], self.products()].concat()
+    }
+
+    /// Constants of `efla_state`.
+    pub fn state(self, scan: Scan) -> Constants {
+        let stages = ("KEY_STAGES", self.key_dim.div_ceil(COLUMNS) as u32);
+        let own = vec![stages, ("STATE_COLUMNS", state_columns(self.key_dim) as u32), ("SCAN", scan as u32)];
+        [own, self.chunks()].concat()
+    }
+
+    /// Constants of `efla_recurrent`.
+    fn recurrent(self) -> Constants {
+        let stages = ("KEY_STAGES", self.key_dim.div_ceil(COLUMNS) as u32);
+        [vec![stages], Build { chunk: 1, ..self }.chunks()].concat()
+    }
+
+    /// The kernels of a form in the order they run.
+    pub fn kernels(self, form: Form) -> Vec<(&'static Kernel, Constants)> {
+        match form {
+            Form::Chunked => vec![
+                (&GATES, self.gates(form)),
+                (&PREPARE, self.prepare(false)),
+                (&STATE, self.state(Scan::Forward)),
+                (&OUTPUT, self.products()),
+            ],
+            Form::Recurrent => vec![(&GATES, self.gates(form)), (&RECURRENT, self.recurrent())],
+        }
     }
 }
 
-/// Workgroups of `efla_gates`.
+/// Workgroups of `efla_gates`: tokens, or those of whole chunks where [`Build::gates`] says that sequences are packed.
 pub(super) fn gates_workgroups(sizes: &Sizes) -> u64 {
-    sizes.sequences.saturating_mul(sizes.tokens).div_ceil(64)
+    sizes.sequences.saturating_mul(sizes.tokens.max(sizes.rows)).div_ceil(64)
 }
 
 /// Blocks of value columns that workgroups of `efla_state` have.
@@ -184,7 +221,7 @@ pub(super) fn state_blocks(sizes: &Sizes) -> u64 {
 
 /// Workgroups of `efla_state`.
 pub(super) fn state_workgroups(sizes: &Sizes) -> u64 {
-    sizes.sequences * state_blocks(sizes)
+    sizes.scans * state_blocks(sizes)
 }
 
 /// A validated forward call of given sizes, from [`Efla::plan`] or [`Efla::plan_step`].
@@ -192,50 +229,42 @@ pub(super) fn state_workgroups(sizes: &Sizes) -> u64 {
 pub struct EflaPlan {
     efla: Efla,
     shape: EflaShape,
+    cu_seqlens: Option<Vec<usize>>,
     /// Whether the call demands both ends of the state.
     step: bool,
-    sizes: Sizes,
-    workspace: WorkspaceLayout,
-    scratch: Scratch,
-    /// Where a final state nobody asked for and an output without tokens are bound.
-    spare: [Part; 2],
+    /// One, unless the workspace of the whole can't be bound.
+    pieces: Vec<Piece>,
+    workspace_bytes: u64,
 }
 
 impl EflaPlan {
-    pub(super) fn new(efla: &Efla, shape: &EflaShape) -> Result<Self> {
+    pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
-        let chunk = match efla.config().form {
-            Form::Chunked => Some(efla.chunk()),
-            Form::Recurrent => None,
-        };
-        let sizes = Sizes::new(efla.config(), shape, chunk);
-        let mut workspace = WorkspaceLayout::new(efla.gpu().limits());
-        let gate_elements = if efla.config().gated { 8 } else { 4 };
-        let scratch = Scratch::reserve(&mut workspace, &sizes, sizes.elements(&[sizes.tokens, gate_elements]))?;
-        let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
-        workspace.check()?;
-        Ok(EflaPlan { efla: efla.clone(), shape: *shape, step: false, sizes, workspace, scratch, spare })
+        let bytes = |shape: &EflaShape| Ok(Pass::new(efla, shape, cu_seqlens)?.workspace.bytes());
+        let (pieces, workspace_bytes) = plan_pieces(shape, bytes)?;
+        let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
+        Ok(EflaPlan { efla: efla.clone(), shape: *shape, cu_seqlens, step: false, pieces, workspace_bytes })
     }
 
     pub(super) fn step(efla: &Efla, shape: &EflaShape) -> Result<Self> {
         let mut efla = efla.clone();
         efla.config.form = Form::Recurrent;
-        Ok(EflaPlan { step: true, ..Self::new(&efla, shape)? })
+        Ok(EflaPlan { step: true, ..Self::new(&efla, shape, None)? })
     }
 
     /// Bytes of device memory a call needs besides its tensors.
     pub fn workspace_bytes(&self) -> u64 {
-        self.workspace.bytes()
+        self.workspace_bytes
     }
 
-    /// Checks the tensors against the plan and prepares everything a recording needs.
+    /// Checks the tensors against the plan and prepares everything a recording needs. A call whose tensors are too large
+    /// for the device's bindings becomes several, over batch and heads.
     ///
     /// # Errors
     /// [`Error::Argument`] for a tensor of the wrong shape, in a buffer that is too small or lacks usage STORAGE, or
     /// whose output overlaps another tensor (only final_state may be the very range of initial_state), and for a state
-    /// that a step lacks;
-    /// [`Error::Limit`] for one over the device's limits; [`Error::Gpu`] when the graphics stack refuses a buffer or
-    /// a pipeline.
+    /// that a step lacks; [`Error::Limit`] when a single head is over the device's limits; [`Error::Gpu`] when the
+    /// graphics stack refuses a buffer or a pipeline.
     pub fn bind(&self, tensors: &EflaTensors) -> Result<Call> {
         self.efla.gpu().catching("binding EFLA", || self.bind_uncaught(tensors))?
     }
@@ -244,7 +273,8 @@ impl EflaPlan {
         let gpu = self.efla.gpu();
         let (config, limits) = (self.efla.config(), gpu.limits());
         let EflaShape { batch, heads, value_heads, tokens } = self.shape;
-        let state_shape = [batch, value_heads, config.key_dim, config.value_dim];
+        check_packing(&self.cu_seqlens, &tensors.cu_seqlens)?;
+        let sequences = self.cu_seqlens.as_ref().map_or(batch, |cumulative| cumulative.len() - 1);
         tensors.q.check_stored("q", &[batch, heads, tokens, config.key_dim])?;
         tensors.k.check_stored("k", &[batch, heads, tokens, config.key_dim])?;
         tensors.v.check_stored("v", &[batch, value_heads, tokens, config.value_dim])?;
@@ -254,10 +284,7 @@ impl EflaPlan {
             log_decay.check("log_decay", &[batch, value_heads, tokens])?;
         }
         tensors.out.check_stored_output("out", &[batch, value_heads, tokens, config.value_dim])?;
-        let state = StateArguments {
-            before: ("initial_state", tensors.initial_state.as_ref()),
-            after: ("final_state", tensors.final_state.as_ref()),
-        };
+        let state = tensors.state();
         if self.step {
             for (name, end) in [state.before, state.after] {
                 if end.is_none() {
@@ -265,16 +292,57 @@ impl EflaPlan {
                 }
             }
         }
-        state.check(&state_shape)?;
+        state.check(&[sequences, value_heads, config.key_dim, config.value_dim])?;
         let mut inputs = vec![("q", &tensors.q), ("k", &tensors.k), ("v", &tensors.v), ("beta", &tensors.beta)];
         inputs.extend(tensors.log_decay.as_ref().map(|view| ("log_decay", view)));
         inputs.extend(state.input());
-        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes())?;
+        let workspace = gpu.workspace(tensors.workspace.as_ref(), self.workspace_bytes)?;
         let mut outputs = vec![("out", &tensors.out)];
         outputs.extend(state.output());
         outputs.push(("workspace", &workspace));
         check_overlaps(&outputs, &inputs)?;
 
+        let mut call = Call::default();
+        let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
+        for piece in &self.pieces {
+            for piece in piece.split(&fits)? {
+                let pass = Pass::new(&self.efla, &self.shape.part(&piece), self.cu_seqlens.as_deref())?;
+                pass.bind(&mut call, &tensors.part(&self.shape, &piece)?, &workspace)?;
+            }
+        }
+        Ok(call)
+    }
+}
+
+/// A piece of a call.
+struct Pass<'a> {
+    efla: &'a Efla,
+    shape: EflaShape,
+    packing: Packing,
+    sizes: Sizes,
+    workspace: WorkspaceLayout,
+    scratch: Scratch,
+    /// Where a final state nobody asked for and an output without tokens are bound.
+    spare: [Part; 2],
+}
+
+impl<'a> Pass<'a> {
+    fn new(efla: &'a Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
+        let config = efla.config();
+        let packing = Packing::new(shape, cu_seqlens, (config.form == Form::Chunked).then(|| efla.chunk()))?;
+        let sizes = Sizes::new(config, shape, &packing, efla.chunk());
+        let mut workspace = WorkspaceLayout::new(efla.gpu().limits());
+        let gate_elements = if config.gated { 8 } else { 4 };
+        let scratch = Scratch::reserve(&mut workspace, &sizes, sizes.elements(&[sizes.tokens, gate_elements]))?;
+        let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
+        workspace.check()?;
+        Ok(Pass { efla, shape: *shape, packing, sizes, workspace, scratch, spare })
+    }
+
+    fn bind(&self, call: &mut Call, tensors: &EflaTensors, workspace: &TensorView) -> Result<()> {
+        let gpu = self.efla.gpu();
+        let (config, limits) = (self.efla.config(), gpu.limits());
+        let state = tensors.state();
         let params = EflaParams {
             q: tensors.q.layout(limits),
             k: tensors.k.layout(limits),
@@ -282,11 +350,12 @@ impl EflaPlan {
             beta: tensors.beta.layout(limits),
             log_decay: tensors.log_decay.as_ref().map_or([0; 4], |view| view.layout(limits)),
             out: tensors.out.layout(limits),
-            ..EflaParams::new(config, &self.shape, &self.sizes).with_state(&state, limits)
+            ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing).with_state(&state, limits)
         };
         let params = params_buffer(gpu, "efla", &params);
+        let table = self.packing.upload(gpu)?;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
-        let part = |part: Part| Some(part.of(&workspace));
+        let part = |part: Part| Some(part.of(workspace));
         let argument = |name: &str| match name {
             "q" => bound(&tensors.q),
             "k" => bound(&tensors.k),
@@ -295,27 +364,27 @@ impl EflaPlan {
             "log_decay" => tensors.log_decay.as_ref().and_then(bound),
             "out" => bound(&tensors.out).or_else(|| part(self.spare[1])),
             "initial_state" => state.input().and_then(|(_, view)| bound(view)),
-            "final_state" => state.output().map_or_else(|| part(self.spare[0]), |(_, view)| bound(view)),
+            "final_state" => state.output().and_then(|(_, view)| bound(view)).or_else(|| part(self.spare[0])),
             "gates" => part(self.scratch.gates),
             "w" => part(self.scratch.w),
             "u" => part(self.scratch.u),
             "states" => part(self.scratch.states),
+            "table" => table.clone(),
             // Every name of the kernels' binding tables stands above.
             _ => unreachable!("{name} is no binding of EFLA"),
         };
 
         let sizes = &self.sizes;
-        let mut call = Call::default();
-        for (kernel, constants) in kernels(config.form, self.efla.chunk(), config.key_dim, config.gated) {
+        for (kernel, constants) in self.efla.build(self.packing.is_ragged()).kernels(config.form) {
             let workgroups = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes),
                 "efla_state" => state_workgroups(sizes),
-                "efla_recurrent" => sizes.sequences * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
+                "efla_recurrent" => sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
                 _ => sizes.sequences * sizes.chunks,
             };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
             call.push(gpu, kernel, constants, &params, &arguments, workgroups)?;
         }
-        Ok(call)
+        Ok(())
     }
 }

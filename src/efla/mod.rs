@@ -1,4 +1,32 @@
 //! EFLA, error-free linear attention.
+//!
+//! # With decay
+//!
+//! Over one unit of time a token of a gated operator moves the state by
+//!
+//! ```text
+//! dS/dτ = −(β k kᵀ + κ) S + β k vᵀ,    κ = −log_decay ≥ 0
+//! ```
+//!
+//! κ is a number and commutes with k kᵀ, so the solution keeps the erase factor, multiplies the whole state by
+//! g = e^{−κ}, and integrates the input, which only ever meets the eigenvalue x + κ of k:
+//!
+//! ```text
+//! S_t = g (I − γ k̂k̂ᵀ) S_{t−1} + c' k̂ vᵀ     γ = xφ̄(x)     c' = α'|k|     α' = β φ̄(x + κ)     φ̄(x) = (1 − e^{−x})/x
+//! ```
+//!
+//! Other integrators put x + κ into the polynomial that stands for φ̄ (so it is x + κ that has to stay in their range);
+//! g is exact. In a chunk of C tokens let D_{tj} = g_{j+1} ⋯ g_t be what is left at token t of what token j wrote, and
+//! G_t = g_1 ⋯ g_t what is left of the state S before the chunk. With ∘ the product by elements:
+//!
+//! ```text
+//! A = strict_lower(D ∘ diag(γ) K̂K̂ᵀ)     T = (I + A)⁻¹     W = T diag(γG) K̂     U = T diag(c') V     V_new = U − W S
+//! O = scale (diag(G) Q S + lower_incl(D ∘ QK̂ᵀ) V_new)     S ← G_C S + (diag(D_C) K̂)ᵀ V_new
+//! ```
+//!
+//! No entry of D, G, A or T exceeds 1, whatever the decays: D_{tj} is e to the minus of a sum of the κ between j and t,
+//! never a quotient of cumulative decays (0/0 behind a strong one) nor a difference of cumulative sums (which would lose
+//! a weak decay behind a strong one).
 
 pub(crate) mod backward;
 mod call;
@@ -7,9 +35,12 @@ pub(crate) mod forward;
 pub use backward::EflaBackwardPlan;
 pub use forward::EflaPlan;
 
+use call::{StateArguments, state_part};
+
 use crate::attention::MAX_DIM;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::piece::Piece;
 use crate::tensor::TensorView;
 
 /// How one token's update dS/dτ = −β k kᵀ S + β k vᵀ is integrated over one unit of time; with x = β|k|².
@@ -57,8 +88,8 @@ pub struct EflaConfig {
     pub chunk: Option<usize>,
     /// Chunked by default.
     pub form: Form,
-    /// Whether the state also decays: calls then have a log decay per token and value head, and only then. Off by
-    /// default.
+    /// Whether the state also decays, see [`EflaTensors::log_decay`]: calls then have a log decay, and only then. With
+    /// [`Integrator::Euler`] that is Gated DeltaNet. Off by default.
     pub gated: bool,
 }
 
@@ -84,7 +115,7 @@ impl Default for EflaConfig {
 /// |---|---|
 /// | q, k | `[batch, heads, tokens, key_dim]` |
 /// | v, out | `[batch, value_heads, tokens, value_dim]` |
-/// | beta | `[batch, value_heads, tokens]` |
+/// | beta, log_decay | `[batch, value_heads, tokens]` |
 /// | initial_state, final_state | `[batch, value_heads, key_dim, value_dim]` |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EflaShape {
@@ -149,6 +180,12 @@ impl EflaShape {
         Ok(())
     }
 
+    /// The sizes of a piece, whose heads are those of q and k.
+    fn part(&self, piece: &Piece) -> Self {
+        let (batch, heads) = (piece.batch.len(), piece.heads.len());
+        EflaShape { batch, heads, value_heads: heads * self.group(), ..*self }
+    }
+
     /// Value heads per query/key head.
     pub fn group(&self) -> usize {
         self.value_heads.checked_div(self.heads).unwrap_or(1)
@@ -168,7 +205,8 @@ pub struct EflaTensors {
     pub v: TensorView,
     /// Step strengths β.
     pub beta: TensorView,
-    /// Given exactly when the operator is gated: `[batch, value_heads, tokens]`, ≤ 0, −∞ wipes the state out.
+    /// Given exactly when the operator is gated: the token multiplies the whole state by e^{log_decay}. ≤ 0; from −1e18
+    /// on it counts as −∞, which wipes the state out and, by exact steps, writes nothing.
     pub log_decay: Option<TensorView>,
     /// S before the first token; zeros when absent.
     pub initial_state: Option<TensorView>,
@@ -176,6 +214,9 @@ pub struct EflaTensors {
     pub out: TensorView,
     /// Written when given: S after the last token.
     pub final_state: Option<TensorView>,
+    /// Sequences packed one after another into a batch of 1: sequence n has tokens `cu_seqlens[n]..cu_seqlens[n + 1]`, and
+    /// states are `[N, value_heads, key_dim, value_dim]`. N + 1 entries from 0 to all tokens; sequences may be empty.
+    pub cu_seqlens: Option<Vec<usize>>,
     /// [`EflaPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
     pub workspace: Option<TensorView>,
 }
@@ -183,7 +224,51 @@ pub struct EflaTensors {
 impl EflaTensors {
     /// A call without optional tensors.
     pub fn new(q: TensorView, k: TensorView, v: TensorView, beta: TensorView, out: TensorView) -> Self {
-        EflaTensors { q, k, v, beta, log_decay: None, initial_state: None, out, final_state: None, workspace: None }
+        EflaTensors {
+            q,
+            k,
+            v,
+            beta,
+            log_decay: None,
+            initial_state: None,
+            out,
+            final_state: None,
+            cu_seqlens: None,
+            workspace: None,
+        }
+    }
+
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &EflaShape, piece: &Piece) -> Result<Self> {
+        let of_values = |view: &TensorView| piece.of(view, shape.group());
+        Ok(EflaTensors {
+            q: piece.of(&self.q, 1)?,
+            k: piece.of(&self.k, 1)?,
+            v: of_values(&self.v)?,
+            beta: of_values(&self.beta)?,
+            log_decay: self.log_decay.as_ref().map(of_values).transpose()?,
+            initial_state: state_part(&self.initial_state, shape, piece)?,
+            out: of_values(&self.out)?,
+            final_state: state_part(&self.final_state, shape, piece)?,
+            cu_seqlens: self.cu_seqlens.clone(),
+            workspace: None,
+        })
+    }
+
+    /// The tensors that kernels bind.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let tensors = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", &self.beta), ("out", &self.out)];
+        let [log_decay, before, after] = [&self.log_decay, &self.initial_state, &self.final_state].map(Option::iter);
+        let optional = log_decay.map(|view| ("log_decay", view)).chain(before.map(|view| ("initial_state", view)));
+        tensors.into_iter().chain(optional).chain(after.map(|view| ("final_state", view)))
+    }
+
+    /// The ends of the scan.
+    fn state(&self) -> StateArguments<'_> {
+        StateArguments {
+            before: ("initial_state", self.initial_state.as_ref()),
+            after: ("final_state", self.final_state.as_ref()),
+        }
     }
 
     /// The sizes that q and v state.
@@ -240,12 +325,14 @@ pub struct EflaGradients {
     pub d_log_decay: Option<TensorView>,
     /// Written when given, whether or not initial_state is. With no token it is d_final_state.
     pub d_initial_state: Option<TensorView>,
+    /// As in the forward call.
+    pub cu_seqlens: Option<Vec<usize>>,
     /// [`EflaBackwardPlan::workspace_bytes`] of scratch memory; allocated by the call when absent.
     pub workspace: Option<TensorView>,
 }
 
 impl EflaGradients {
-    /// The backward call of a forward call, without optional tensors but its initial state.
+    /// The backward call of a forward call, without optional tensors but its log decay and initial state.
     pub fn new(forward: &EflaTensors, d_out: TensorView, [d_q, d_k, d_v, d_beta]: [TensorView; 4]) -> Self {
         EflaGradients {
             q: forward.q.clone(),
@@ -262,8 +349,55 @@ impl EflaGradients {
             d_beta,
             d_log_decay: None,
             d_initial_state: None,
+            cu_seqlens: forward.cu_seqlens.clone(),
             workspace: None,
         }
+    }
+
+    /// A piece's part of every tensor of a call of the given shape.
+    fn part(&self, shape: &EflaShape, piece: &Piece) -> Result<Self> {
+        let (of_keys, of_values) =
+            (|view: &TensorView| piece.of(view, 1), |view: &TensorView| piece.of(view, shape.group()));
+        let state = |state: &Option<TensorView>| state_part(state, shape, piece);
+        Ok(EflaGradients {
+            q: of_keys(&self.q)?,
+            k: of_keys(&self.k)?,
+            v: of_values(&self.v)?,
+            beta: of_values(&self.beta)?,
+            log_decay: self.log_decay.as_ref().map(of_values).transpose()?,
+            initial_state: state(&self.initial_state)?,
+            d_out: of_values(&self.d_out)?,
+            d_final_state: state(&self.d_final_state)?,
+            d_q: of_keys(&self.d_q)?,
+            d_k: of_keys(&self.d_k)?,
+            d_v: of_values(&self.d_v)?,
+            d_beta: of_values(&self.d_beta)?,
+            d_log_decay: self.d_log_decay.as_ref().map(of_values).transpose()?,
+            d_initial_state: state(&self.d_initial_state)?,
+            cu_seqlens: self.cu_seqlens.clone(),
+            workspace: None,
+        })
+    }
+
+    /// The largest tensors that kernels bind.
+    fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
+        let inputs = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", &self.beta), ("d_out", &self.d_out)];
+        let outputs = [("d_q", &self.d_q), ("d_k", &self.d_k), ("d_v", &self.d_v), ("d_beta", &self.d_beta)];
+        let [before, after] = [&self.initial_state, &self.d_final_state].map(Option::iter);
+        let states = before.map(|view| ("initial_state", view)).chain(after.map(|view| ("d_final_state", view)));
+        let d_state = self.d_initial_state.iter().map(|view| ("d_initial_state", view));
+        inputs.into_iter().chain(outputs).chain(states).chain(d_state)
+    }
+
+    /// The ends of the forward scan, and of the scan of the gradients.
+    fn states(&self) -> [StateArguments<'_>; 2] {
+        let state =
+            StateArguments { before: ("initial_state", self.initial_state.as_ref()), after: ("final_state", None) };
+        let d_state = StateArguments {
+            before: ("d_final_state", self.d_final_state.as_ref()),
+            after: ("d_initial_state", self.d_initial_state.as_ref()),
+        };
+        [state, d_state]
     }
 
     /// The sizes that q and v state.
@@ -285,6 +419,9 @@ impl EflaGradients {
 /// (DeltaNet) and Runge–Kutta steps. Chunks are solved in parallel in the coordinates k̂ = k/|k|, γ = αλ, c = α|k|,
 /// in which nothing grows however large or unequal the keys are.
 ///
+/// A gated operator ([`EflaConfig::gated`]) also lets the whole state decay, solved together with the rest: the
+/// [module](self) derives it.
+///
 /// Cheap to clone. [`Efla::plan`] → [`EflaPlan::bind`] → [`Call::record`](crate::Call::record), or [`Efla::forward`].
 /// Decoding goes on from the state that a forward call left, with [`Efla::plan_step`] or [`Efla::step`].
 #[derive(Debug, Clone)]
@@ -303,11 +440,17 @@ impl Efla {
     pub fn new(gpu: &Gpu, config: EflaConfig) -> Result<Self> {
         config.validate()?;
         let chunk = forward::chunk_length(gpu, config.chunk, config.key_dim)?;
-        for (kernel, constants) in forward::kernels(config.form, chunk, config.key_dim, config.gated) {
+        let efla = Efla { gpu: gpu.clone(), config, chunk };
+        for (kernel, constants) in efla.build(false).kernels(config.form) {
             let dim = |name: &str| if matches!(name, "q" | "k") { config.key_dim } else { config.value_dim };
             gpu.precompile(kernel, constants, dim)?;
         }
-        Ok(Efla { gpu: gpu.clone(), config, chunk })
+        Ok(efla)
+    }
+
+    /// What is compiled into its kernels.
+    fn build(&self, ragged: bool) -> forward::Build {
+        forward::Build { chunk: self.chunk, key_dim: self.config.key_dim, gated: self.config.gated, ragged }
     }
 
     /// The configuration.
@@ -330,7 +473,15 @@ impl Efla {
     /// # Errors
     /// [`Error::Argument`] for heads that can't be grouped, [`Error::Limit`] for sizes over the device's limits.
     pub fn plan(&self, shape: &EflaShape) -> Result<EflaPlan> {
-        EflaPlan::new(self, shape)
+        EflaPlan::new(self, shape, None)
+    }
+
+    /// As [`Efla::plan`], for sequences packed into a batch of 1; see [`EflaTensors::cu_seqlens`].
+    ///
+    /// # Errors
+    /// Also [`Error::Argument`] for cumulative lengths that don't fit the shape.
+    pub fn plan_packed(&self, shape: &EflaShape, cu_seqlens: &[usize]) -> Result<EflaPlan> {
+        EflaPlan::new(self, shape, Some(cu_seqlens))
     }
 
     /// Plans, binds and records a forward call in a compute pass of its own.
@@ -338,7 +489,7 @@ impl Efla {
     /// # Errors
     /// As [`Efla::plan`] and [`EflaPlan::bind`]; nothing is recorded then.
     pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaTensors) -> Result<()> {
-        self.plan(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        EflaPlan::new(self, &tensors.shape()?, tensors.cu_seqlens.as_deref())?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 
@@ -367,7 +518,15 @@ impl Efla {
     /// # Errors
     /// As [`Efla::plan`].
     pub fn plan_backward(&self, shape: &EflaShape) -> Result<EflaBackwardPlan> {
-        EflaBackwardPlan::new(self, shape)
+        EflaBackwardPlan::new(self, shape, None)
+    }
+
+    /// As [`Efla::plan_backward`], for sequences packed into a batch of 1.
+    ///
+    /// # Errors
+    /// As [`Efla::plan_packed`].
+    pub fn plan_backward_packed(&self, shape: &EflaShape, cu_seqlens: &[usize]) -> Result<EflaBackwardPlan> {
+        EflaBackwardPlan::new(self, shape, Some(cu_seqlens))
     }
 
     /// Plans, binds and records a backward call in a compute pass of its own.
@@ -375,7 +534,7 @@ impl Efla {
     /// # Errors
     /// As [`Efla::plan_backward`] and [`EflaBackwardPlan::bind`]; nothing is recorded then.
     pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, tensors: &EflaGradients) -> Result<()> {
-        self.plan_backward(&tensors.shape()?)?.bind(tensors)?.encode(encoder);
+        EflaBackwardPlan::new(self, &tensors.shape()?, tensors.cu_seqlens.as_deref())?.bind(tensors)?.encode(encoder);
         Ok(())
     }
 }

@@ -10,9 +10,9 @@ use crate::tensor::DType;
 pub enum Quantity {
     /// out, lse, final_state.
     Forward,
-    /// Any gradient but that of beta.
+    /// Any gradient but those of beta and log_decay.
     Gradient,
-    /// d_beta: a difference of nearly equal sums.
+    /// d_beta and d_log_decay: a number a token, the difference of nearly equal sums.
     BetaGradient,
 }
 

@@ -35,9 +35,9 @@ use super::phi::{phi_bar, phi_bar_derivative};
 use super::support::{
     add_at, add_scaled, check_finite, check_size, check_tensor, dot, gather, map_heads, part, part_mut, places, zeros,
 };
-use crate::attention::check_cumulative;
 use crate::efla::{EflaConfig, EflaShape, Form, Integrator};
 use crate::error::{Error, Result};
+use crate::tensor::check_cumulative;
 use std::ops::Range;
 
 /// Input tensors, dense and row-major.

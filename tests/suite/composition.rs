@@ -381,6 +381,7 @@ fn efla_within_one_arena() {
                 initial_state: Some(view(state, &case.state_shape())),
                 out: view(out, &case.out_shape()),
                 final_state: Some(view(if in_place { state } else { other_state }, &case.state_shape())),
+                cu_seqlens: None,
                 workspace: Some(view(workspace, &[(plan.workspace_bytes() / 4) as usize])),
             };
             submit(gpu, &plan.bind(&tensors).unwrap());
@@ -560,6 +561,7 @@ fn strided_and_expanded_efla() {
                 initial_state: Some(TensorView::strided(state.buffer(), 0, &[2, 4, 9, 6], &[0, 54, 6, 1])),
                 out: out.view(),
                 final_state: Some(final_state.view()),
+                cu_seqlens: None,
                 workspace: None,
             };
             submit(gpu, &Efla::new(gpu, config).unwrap().plan(&shape).unwrap().bind(&tensors).unwrap());

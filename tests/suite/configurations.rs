@@ -113,6 +113,16 @@ struct Sequence {
     keys: std::ops::Range<usize>,
 }
 
+/// Cumulative lengths of sequences, of which many a one is empty or has one token.
+fn draw_cumulative(rng: &mut fastrand::Rng, total: usize, count: usize) -> Vec<usize> {
+    let mut ends: Vec<usize> = (1..count).map(|_| rng.usize(..=total)).collect();
+    if count > 2 {
+        ends[0] = ends[1].saturating_sub(1);
+    }
+    ends.sort_unstable();
+    [&[0], &ends[..], &[total][..count.min(1)]].concat()
+}
+
 /// Draws lengths for a shape, whose batch has to be 1 if they are packed.
 fn draw_lengths(rng: &mut fastrand::Rng, shape: &mut AttentionShape) -> (Lengths, Vec<Sequence>) {
     let AttentionShape { batch, queries, keys, .. } = *shape;
@@ -120,16 +130,7 @@ fn draw_lengths(rng: &mut fastrand::Rng, shape: &mut AttentionShape) -> (Lengths
         0 => {
             shape.batch = 1;
             let count = if queries + keys == 0 { rng.usize(..3) } else { rng.usize(1..6) };
-            let mut cumulative = |total: usize| -> Vec<usize> {
-                // Many a sequence is empty or has one token.
-                let mut ends: Vec<usize> = (1..count).map(|_| rng.usize(..=total)).collect();
-                if count > 2 {
-                    ends[0] = ends[1].saturating_sub(1);
-                }
-                ends.sort_unstable();
-                [&[0], &ends[..], &[total][..count.min(1)]].concat()
-            };
-            let (cu_seqlens_q, cu_seqlens_k) = (cumulative(queries), cumulative(keys));
+            let [cu_seqlens_q, cu_seqlens_k] = [queries, keys].map(|total| draw_cumulative(rng, total, count));
             let sequences = cu_seqlens_k.windows(2).map(|ends| Sequence { batch: 0, keys: ends[0]..ends[1] }).collect();
             (Lengths::Packed { cu_seqlens_q, cu_seqlens_k }, sequences)
         }
@@ -273,14 +274,20 @@ fn efla_case(seed: u64) {
     };
     let heads = draw.rng.usize(1..=2);
     let value_heads = heads * draw.rng.usize(1..=3);
-    let (batch, tokens) = (draw.rng.usize(1..=2), draw.length());
+    let (mut batch, tokens) = (draw.rng.usize(1..=2), draw.length());
+    let cu_seqlens = (draw.rng.u8(..3) == 0).then(|| {
+        batch = 1;
+        let count = if tokens == 0 { draw.rng.usize(..3) } else { draw.rng.usize(1..6) };
+        draw_cumulative(&mut draw.rng, tokens, count)
+    });
+    let sequences = cu_seqlens.as_ref().map_or(batch, |cumulative| cumulative.len() - 1);
     let shape = EflaShape { batch, heads, value_heads, tokens };
-    let label = format!("seed {seed}: {config:?} {shape:?}");
+    let label = format!("seed {seed}: {config:?} {shape:?} {cu_seqlens:?}");
 
     let (key_dim, value_dim) = (config.key_dim, config.value_dim);
     let value_shape = [batch, value_heads, tokens, value_dim];
     let beta_shape = [batch, value_heads, tokens];
-    let state_shape = [batch, value_heads, key_dim, value_dim];
+    let state_shape = [sequences, value_heads, key_dim, value_dim];
     let q = draw.stored(&[batch, heads, tokens, key_dim]);
     let k = draw.stored(&[batch, heads, tokens, key_dim]);
     let v = draw.stored(&value_shape);
@@ -305,12 +312,19 @@ fn efla_case(seed: u64) {
     let d_initial_state = draw.f32_output(&state_shape);
 
     let operator = Efla::new(gpu(), config).unwrap();
-    let (plan, backward) = (operator.plan(&shape).unwrap(), operator.plan_backward(&shape).unwrap());
+    let (plan, backward) = match &cu_seqlens {
+        None => (operator.plan(&shape), operator.plan_backward(&shape)),
+        Some(cumulative) => {
+            (operator.plan_packed(&shape, cumulative), operator.plan_backward_packed(&shape, cumulative))
+        }
+    };
+    let (plan, backward) = (plan.unwrap(), backward.unwrap());
     let (forward_space, backward_space) = (workspace(plan.workspace_bytes()), workspace(backward.workspace_bytes()));
     let forward = EflaTensors {
         log_decay: log_decay.as_ref().map(|log_decay| log_decay.view.clone()),
         initial_state: state.as_ref().map(|state| state.view.clone()),
         final_state: Some(final_state.view()),
+        cu_seqlens: cu_seqlens.clone(),
         workspace: Some(forward_space.view()),
         ..EflaTensors::new(q.view.clone(), k.view.clone(), v.view.clone(), beta.view.clone(), out.view())
     };
@@ -336,11 +350,18 @@ fn efla_case(seed: u64) {
         initial_state: state.as_ref().map(|state| &state.values[..]),
     };
     let reference = EflaConfig { form: Form::Recurrent, chunk: None, ..config };
-    let want = efla::forward(&reference, &shape, &inputs).unwrap();
+    let cumulative = cu_seqlens.unwrap_or_default();
+    let want = match cumulative.is_empty() {
+        true => efla::forward(&reference, &shape, &inputs).unwrap(),
+        false => efla::forward_packed(&reference, &shape, &cumulative, &inputs).unwrap(),
+    };
     judge(&label, "out", &out, &want.out, 1.0);
     judge(&label, "final_state", &final_state, &want.final_state, 1.0);
     let d_state = d_state.as_ref().map(|state| &state.values[..]);
-    let want = efla::backward(&reference, &shape, &inputs, &d_out.values, d_state).unwrap();
+    let want = match cumulative.is_empty() {
+        true => efla::backward(&reference, &shape, &inputs, &d_out.values, d_state).unwrap(),
+        false => efla::backward_packed(&reference, &shape, &cumulative, &inputs, &d_out.values, d_state).unwrap(),
+    };
     judge(&label, "d_q", &d_q, &want.d_q, 1.0);
     judge(&label, "d_k", &d_k, &want.d_k, 1.0);
     judge(&label, "d_v", &d_v, &want.d_v, 1.0);

@@ -105,6 +105,7 @@ impl Problem {
             d_beta,
             d_log_decay: None,
             d_initial_state: Some(d_initial_state),
+            cu_seqlens: None,
             workspace: Some(nan(&[plan.workspace_bytes() as usize / 4]).view()),
         };
         (tensors, outputs)
@@ -602,6 +603,7 @@ fn one_buffer_for_everything() {
             d_beta: view(10, beta),
             d_log_decay: None,
             d_initial_state: Some(view(if in_place { 6 } else { 11 }, state)),
+            cu_seqlens: None,
             workspace: Some(TensorView::new(arena.buffer(), 0, &[workspace])),
         };
         let call = plan.bind(&tensors).unwrap();

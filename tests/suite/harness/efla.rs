@@ -138,6 +138,7 @@ impl EflaCase {
             initial_state: self.initial_state.as_ref().map(|state| input(gpu, state, &self.state_shape(), 66)),
             out: out.view(),
             final_state: None,
+            cu_seqlens: None,
             workspace: None,
         }
     }
