@@ -170,7 +170,8 @@ fn all() -> Vec<(&'static str, Case)> {
         ("attention_half_cache_uneven", tokens_first(uneven)),
         ("efla_tokens_first", tokens_first(efla.clone())),
         ("efla_brain_gated", tokens_first(gated(stored(raw_keys, DType::BF16)))),
-        ("efla_packed", packed(efla)),
+        ("efla_packed", packed(efla.clone())),
+        ("efla_half_packed_gated", tokens_first(packed(gated(stored(efla, DType::F16))))),
     ]
 }
 
