@@ -76,12 +76,9 @@ impl Engine {
             (Some(gpu), Operation::Attention { config, shape, lengths, .. }) => {
                 attention(gpu, case, config, shape, lengths)
             }
-            (Some(gpu), Operation::Efla { config, shape, cu_seqlens: None, .. }) => efla(gpu, case, config, shape),
-            (Some(_), Operation::Efla { cu_seqlens: Some(_), .. }) => Err(Error::Argument {
-                argument: "cu_seqlens".into(),
-                got: "a tensor".into(),
-                needed: "none with op efla on the GPU; --device reference computes it".into(),
-            }),
+            (Some(gpu), Operation::Efla { config, shape, cu_seqlens, .. }) => {
+                efla(gpu, case, config, shape, cu_seqlens.as_ref())
+            }
         }
     }
 }
@@ -147,11 +144,19 @@ fn attention(
     results.read()
 }
 
-fn efla(gpu: &Gpu, case: &Case, config: &EflaConfig, shape: &EflaShape) -> Result<Tensors> {
+fn efla(
+    gpu: &Gpu,
+    case: &Case,
+    config: &EflaConfig,
+    shape: &EflaShape,
+    cu_seqlens: Option<&Vec<usize>>,
+) -> Result<Tensors> {
     let EflaShape { batch, value_heads, tokens, .. } = *shape;
-    let state = [batch, value_heads, config.key_dim, config.value_dim];
+    let states = cu_seqlens.map_or(batch, |cu_seqlens| cu_seqlens.len() - 1);
+    let state = [states, value_heads, config.key_dim, config.value_dim];
     let mut results = Results::new(gpu, case);
     let tensors = EflaTensors {
+        cu_seqlens: cu_seqlens.cloned(),
         log_decay: input(gpu, case, "log_decay")?,
         initial_state: input(gpu, case, "initial_state")?,
         final_state: Some(results.add("final_state", &state)?),

@@ -18,6 +18,8 @@ mod report;
 mod run;
 mod smoothing;
 mod table;
+#[cfg(test)]
+mod variants;
 
 use cli::{Command, MainArgs};
 use engine::Engine;

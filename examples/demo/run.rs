@@ -3,7 +3,7 @@
 use crate::cli::RunArgs;
 use crate::engine::Engine;
 use crate::{Outcome, print};
-use continuous_attention::case::{self, Case};
+use continuous_attention::case::{self, Case, CaseTensor};
 
 /// Computes and writes the results. The output appears only once it is complete.
 pub fn run(args: &RunArgs) -> Outcome {
@@ -17,7 +17,8 @@ pub fn run(args: &RunArgs) -> Outcome {
     let engine = Engine::open(*device, adapter.as_deref())?;
     let results = engine.compute(&case)?;
     case::save(output, &results, &case.metadata())?;
-    let shapes: Vec<String> = results.iter().map(|(name, tensor)| format!("{name} {:?}", tensor.shape)).collect();
-    print(&format!("{}\nComputed on {}\nWritten to {}\n", shapes.join(", "), engine.name(), output.display()));
+    let stored = |(name, tensor): (&String, &CaseTensor)| format!("{:?} {name} {:?}", tensor.dtype, tensor.shape);
+    let stored: Vec<String> = results.iter().map(stored).collect();
+    print(&format!("{}\nComputed on {}\nWritten to {}\n", stored.join(", "), engine.name(), output.display()));
     Ok(true)
 }
