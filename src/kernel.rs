@@ -154,7 +154,8 @@ pub(crate) fn check_bindings<'a>(
     views: impl IntoIterator<Item = (&'static str, &'a TensorView)>,
     limits: &wgpu::Limits,
 ) -> Result<()> {
-    views.into_iter().try_for_each(|(name, view)| BoundRange::of(view, limits).check(name, limits))
+    let bound = |(name, view)| BoundRange::of_view(view, limits).map_or(Ok(()), |range| range.check(name, limits));
+    views.into_iter().try_for_each(bound)
 }
 
 /// One dispatch of a call.

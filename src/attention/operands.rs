@@ -180,12 +180,12 @@ impl Blocks {
 
     /// Workgroups that have rows.
     pub fn row_tasks(&self, shape: &AttentionShape) -> u64 {
-        self.rows as u64 * shape.heads as u64 * self.batch as u64
+        (self.rows as u64).saturating_mul(shape.heads as u64).saturating_mul(self.batch as u64)
     }
 
     /// Workgroups that have nodes.
     pub fn node_tasks(&self, shape: &AttentionShape) -> u64 {
-        self.nodes as u64 * shape.kv_heads as u64 * self.batch as u64
+        (self.nodes as u64).saturating_mul(shape.kv_heads as u64).saturating_mul(self.batch as u64)
     }
 
     /// What is compiled into every kernel that knows sequences.

@@ -556,6 +556,18 @@ fn lengths_that_do_not_fit() {
     refuse(shape, cache(&[10]), "kv_lens", &["got 10", "at most the 9 keys"]);
     refuse(AttentionShape { batch: 2, ..shape }, cache(&[9, usize::MAX]), "kv_lens", &["9 keys"]);
 
+    let efla = Efla::new(gpu(), EflaConfig { key_dim: 4, value_dim: 4, ..Default::default() }).unwrap();
+    let tokens = EflaShape { batch: 1, heads: 1, value_heads: 2, tokens: 6 };
+    for (shape, cumulative, argument, words) in [
+        (tokens, &[0, 2, 5][..], "cu_seqlens", "the 6 tokens"),
+        (tokens, &[], "cu_seqlens", "0 entries"),
+        (tokens, &[0, 4, 2, 6], "cu_seqlens", "not sorted"),
+        (EflaShape { batch: 2, ..tokens }, &[0, 6], "batch", "packed"),
+    ] {
+        refused(efla.plan_packed(&shape, cumulative), argument, &[words]);
+        refused(efla.plan_backward_packed(&shape, cumulative), argument, &[words]);
+    }
+
     // A plan's lengths are those of the call.
     let trap = AttentionTrap::new(Sink::Zero);
     let attention = Attention::new(gpu(), trap.case.config).unwrap();

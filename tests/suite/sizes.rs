@@ -187,3 +187,62 @@ fn more_workgroups_than_one_dimension_holds() {
         assert_eq!(bits(whole), bits(&rows));
     }
 }
+
+/// EFLA, gated or not, forward and backward; every result by name.
+fn efla(gpu: &Gpu, gated: bool, form: Form) -> Vec<(&'static str, Vec<f32>)> {
+    let (batch, heads, value_heads, tokens, dim) = (3, 2, 4, 40, 8);
+    let config = EflaConfig { key_dim: dim, value_dim: dim, gated, form, chunk: Some(16), ..Default::default() };
+    let mut rng = rng(4);
+    let mut random = |shape: &[usize], scale: f32| {
+        let values: Vec<f32> = normal(&mut rng, shape.iter().product()).iter().map(|x| scale * x.abs()).collect();
+        tensor(gpu, &values, shape)
+    };
+    let (keys, values) = ([batch, heads, tokens, dim], [batch, value_heads, tokens, dim]);
+    let state = [batch, value_heads, dim, dim];
+    let forward = EflaTensors {
+        log_decay: gated.then(|| random(&values[..3], -0.1)),
+        initial_state: Some(random(&state, 1.0)),
+        final_state: Some(nan(gpu, &state)),
+        ..EflaTensors::new(
+            random(&keys, 1.0),
+            random(&keys, 1.0),
+            random(&values, 1.0),
+            random(&values[..3], 0.1),
+            nan(gpu, &values),
+        )
+    };
+    let gradients = [nan(gpu, &keys), nan(gpu, &keys), nan(gpu, &values), nan(gpu, &values[..3])];
+    let backward = EflaGradients {
+        d_final_state: Some(random(&state, 1.0)),
+        d_initial_state: Some(nan(gpu, &state)),
+        d_log_decay: gated.then(|| nan(gpu, &values[..3])),
+        ..EflaGradients::new(&forward, random(&values, 1.0), gradients)
+    };
+    let operator = Efla::new(gpu, config).unwrap();
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    operator.forward(&mut encoder, &forward).unwrap();
+    operator.backward(&mut encoder, &backward).unwrap();
+    gpu.queue().submit([encoder.finish()]);
+    let mut outputs = vec![("out", &forward.out), ("d_q", &backward.d_q), ("d_k", &backward.d_k)];
+    outputs.extend([("d_v", &backward.d_v), ("d_beta", &backward.d_beta)]);
+    outputs.extend(forward.final_state.iter().map(|view| ("final_state", view)));
+    outputs.extend(backward.d_initial_state.iter().map(|view| ("d_initial_state", view)));
+    outputs.extend(backward.d_log_decay.iter().map(|view| ("d_log_decay", view)));
+    outputs.into_iter().map(|(name, view)| (name, read(gpu, view.buffer()))).collect()
+}
+
+/// The bytes of a head of v are 1280; the workspace of a value head has parts of up to 3072 (Y and X).
+#[test]
+fn efla_over_one_binding() {
+    for (gated, form) in [(false, Form::Chunked), (true, Form::Chunked), (false, Form::Recurrent)] {
+        let whole = efla(gpu(), gated, form);
+        // Two sequences at a time; one; a head with the two value heads that read it.
+        for bytes in [28 << 10, 14 << 10, 8 << 10] {
+            for ((name, whole), (_, parts)) in whole.iter().zip(efla(&narrow_gpu(bytes), gated, form)) {
+                assert!(whole.iter().all(|x| !x.is_nan()), "{name}");
+                let same = whole.iter().zip(&parts).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{name}, {bytes} bytes, gated {gated}, {form:?}");
+            }
+        }
+    }
+}
