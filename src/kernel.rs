@@ -5,17 +5,19 @@
 //! Every kernel binds its parameters as a uniform at binding 0 and at most eight storage buffers, WebGPU's default
 //! limit. An input may share its buffer with an output (hosts hand over ranges of one arena): it is then declared
 //! `read_write` in a variant of its own. Small or optional inputs are first packed into the call's workspace by the
-//! kernel `pack`, which leaves room for what only ragged batches need. An absent input binds the parameters, an
-//! absent output a spare range of the workspace.
+//! kernel `pack`. An absent input binds the parameters, an absent output a spare range of the workspace. Kernels that know
+//! sequences also bind `table`, where those of a ragged batch stand.
 //!
 //! | kernel | inputs | outputs |
 //! |---|---|---|
 //! | pack | source | workspace |
 //! | reduce | workspace | destination |
-//! | attention_forward | q, k, v, workspace (packed sink_k, sink_v, intervals) | out, lse |
+//! | attention_forward | q, k, v, table, workspace (packed sink_k, sink_v, intervals) | out, lse, or workspace (those of each split) |
+//! | attention_combine | workspace | out, lse |
 //! | attention_backward_rows | out, lse, d_out, d_lse | workspace (lse and D of every row) |
-//! | attention_backward_dq | q, k, v, d_out, workspace | d_q |
-//! | attention_backward_dkv | q, k, v, d_out, workspace | d_k, d_v, workspace (partial sink and interval gradients) |
+//! | attention_backward_outputs | q, k, v, d_out, table, workspace | workspace (D of every row, where out has 16 bits) |
+//! | attention_backward_dq | q, k, v, d_out, table, workspace | d_q |
+//! | attention_backward_dkv | q, k, v, d_out, table, workspace | d_k, d_v, workspace (partial sink and interval gradients) |
 //! | attention_merge | out_a, lse_a, out_b, lse_b | out, lse |
 //! | attention_merge_backward | out_a, lse_a, out_b, lse_b, d_out, d_lse | d_side, d_side_lse (of a; then the sides are exchanged) |
 //! | efla_gates | q, k, beta, log_decay | workspace (gates, decays, rates) |
@@ -35,8 +37,7 @@
 //! | rotary | x, positions, frequencies | out |
 //! | copy | source | destination |
 //!
-//! What is to come has its place: lengths of ragged batches are packed into the workspace that every kernel but
-//! `efla_gates` binds, and into the gates. Parts of d_log_decay stand among the gates, for `reduce` to add up.
+//! All kernels of EFLA bind `table`, too. Parts of d_log_decay stand among the gates, for `reduce` to add up.
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state
 //! (of rotary x and out, of a merge those of a side and of the result) are the same range, the kernel reads it through

@@ -8,7 +8,7 @@
 //!   between views, which appends to a cache.
 //! * Decoding: [`Lengths::Cache`] attends to padded caches of different lengths, [`Efla::step`] carries a state on.
 //!
-//! Both have a forward and a backward pass in f32 and are judged by the float64 [`mod@reference`].
+//! Both have a forward and a backward pass, in f32 on tensors of f32, f16 or bf16, and are judged by the float64 [`mod@reference`].
 //!
 //! # A call
 //!
