@@ -344,7 +344,7 @@ struct Pass<'a> {
 impl<'a> Pass<'a> {
     fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         let config = attention.config();
-        let blocks = Blocks::new(config, shape, lengths)?;
+        let blocks = Blocks::new(config, shape, lengths, BLOCK_Q)?;
         let kv_heads = shape.kv_heads as u64;
         let rows_elements = (shape.batch as u64 * shape.heads as u64).saturating_mul(2 * shape.queries as u64);
         let sinks = if config.sink == Sink::Given { blocks.sequences as u64 * kv_heads } else { 0 };

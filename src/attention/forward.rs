@@ -1,6 +1,6 @@
 //! The forward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Blocks, check_sizes, packed_elements, plan_pieces};
+use super::operands::{AttentionParams, BLOCK_K, Blocks, check_sizes, packed_elements, plan_pieces};
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method};
 use crate::error::Result;
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
@@ -36,12 +36,18 @@ pub(crate) static COMBINE: Kernel = Kernel {
 };
 
 /// What is compiled into `attention_forward`.
-pub(crate) fn constants(method: Method, value_dim: usize, ragged: (&'static str, u32), split: bool) -> Constants {
+pub(crate) fn constants(
+    method: Method,
+    value_dim: usize,
+    block_q: usize,
+    ragged: (&'static str, u32),
+    split: bool,
+) -> Constants {
     vec![
         ragged,
         ("SPLIT", split.into()),
         ("CONTINUOUS", u32::from(method == Method::Continuous)),
-        ("BLOCK_Q", BLOCK_Q as u32),
+        ("BLOCK_Q", block_q as u32),
         ("BLOCK_K", BLOCK_K as u32),
         ("VALUE_STAGES", value_dim.div_ceil(BLOCK_K) as u32),
     ]
@@ -55,7 +61,7 @@ const SPLIT_NODES: u64 = 512;
 fn splits(config: &AttentionConfig, shape: &AttentionShape, blocks: &Blocks) -> (u64, u64) {
     let nodes = blocks.longest as u64 + 1;
     // A window slides over the nodes: parts out of its reach would have nothing to do.
-    let seen = config.window.map_or(nodes, |window| (window + BLOCK_Q) as u64).min(nodes);
+    let seen = config.window.map_or(nodes, |window| (window as u64).saturating_add(blocks.block_q as u64)).min(nodes);
     let splits = (FEW_WORKGROUPS / blocks.row_tasks(shape).max(1)).min(seen / SPLIT_NODES);
     if splits < 2 || seen < nodes {
         return (1, nodes);
@@ -80,7 +86,8 @@ impl AttentionPlan {
     pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
         let config = attention.config();
-        let splits = splits(config, shape, &Blocks::new(config, shape, lengths)?);
+        let block_q = Blocks::forward_rows(shape, lengths);
+        let splits = splits(config, shape, &Blocks::new(config, shape, lengths, block_q)?);
         let bytes = |shape: &AttentionShape, lengths: &Lengths| {
             Ok(Pass::new(attention, shape, lengths, splits)?.workspace.bytes())
         };
@@ -154,7 +161,7 @@ struct Pass<'a> {
 impl<'a> Pass<'a> {
     fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths, splits: (u64, u64)) -> Result<Self> {
         let config = attention.config();
-        let blocks = Blocks::new(config, shape, lengths)?;
+        let blocks = Blocks::new(config, shape, lengths, Blocks::forward_rows(shape, lengths))?;
         let rows = (shape.batch as u64 * shape.heads as u64).saturating_mul(shape.queries as u64);
         let partial_rows = if splits.0 > 1 { splits.0.saturating_mul(rows) } else { 0 };
         let out_partial = packed_elements(config, shape, blocks.sequences);
@@ -196,7 +203,7 @@ impl<'a> Pass<'a> {
             lse.clone(),
             self.blocks.upload(gpu)?,
         ];
-        let constants = constants(config.method, config.value_dim, self.blocks.constants(), split);
+        let constants = constants(config.method, config.value_dim, self.blocks.block_q, self.blocks.constants(), split);
         let workgroups = self.blocks.row_tasks(&self.shape) * self.splits.0;
         call.push(gpu, &FORWARD, constants, &params, &arguments, workgroups)?;
         if split {

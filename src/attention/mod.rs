@@ -354,7 +354,7 @@ impl Attention {
     pub fn new(gpu: &Gpu, config: AttentionConfig) -> Result<Self> {
         config.validate()?;
         let dim = |name: &str| if matches!(name, "q" | "k") { config.head_dim } else { config.value_dim };
-        let constants = forward::constants(config.method, config.value_dim, ("RAGGED", 0), false);
+        let constants = forward::constants(config.method, config.value_dim, operands::BLOCK_Q, ("RAGGED", 0), false);
         gpu.precompile(&forward::FORWARD, constants, dim)?;
         Ok(Attention { gpu: gpu.clone(), config })
     }

@@ -98,6 +98,8 @@ pub(crate) static PACK: Kernel = Kernel {
 
 /// Query rows and nodes of a tile: 16 logits an invocation, 14 KiB of workgroup memory.
 pub(super) const BLOCK_Q: usize = 32;
+/// Query rows of a tile where no sequence has more: decoding, where rows that do not exist would cost as much.
+const FEW_ROWS: usize = 8;
 pub(super) const BLOCK_K: usize = 32;
 
 /// Which blocks of rows and nodes there are: workgroups, but for the heads.
@@ -112,6 +114,8 @@ pub(super) struct Blocks {
     pub sequences: usize,
     /// Most keys of a sequence.
     pub longest: usize,
+    /// Rows of a block.
+    pub block_q: usize,
     /// Of ragged sequences: 6 words a sequence, then (sequence, block) of every block of rows, then of nodes.
     table: Option<Vec<u32>>,
     row_table: usize,
@@ -120,9 +124,9 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Refuses lengths that don't fit the shape.
-    pub fn new(config: &AttentionConfig, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
+    pub fn new(config: &AttentionConfig, shape: &AttentionShape, lengths: &Lengths, block_q: usize) -> Result<Self> {
         let own_nodes = if config.method == Method::Continuous { BLOCK_K - 2 } else { BLOCK_K };
-        let (row_blocks, node_blocks) = (|rows: usize| rows.div_ceil(BLOCK_Q), |room: usize| room / own_nodes + 1);
+        let (row_blocks, node_blocks) = (|rows: usize| rows.div_ceil(block_q), |room: usize| room / own_nodes + 1);
         let AttentionShape { batch, queries, keys, .. } = *shape;
         lengths.validate(shape)?;
         let mut words: Vec<[usize; 6]> = Vec::new();
@@ -134,6 +138,7 @@ impl Blocks {
                     batch,
                     sequences: batch,
                     longest: keys,
+                    block_q,
                     table: None,
                     row_table: 0,
                     node_table: 0,
@@ -155,7 +160,7 @@ impl Blocks {
         for (sequence, &[_, _, queries, _, keys, room]) in words.iter().enumerate() {
             for block in 0..row_blocks(queries) {
                 // What the last row of the block sees, but for a window.
-                let seen = if config.causal { ((block + 1) * BLOCK_Q + keys).saturating_sub(queries) } else { keys };
+                let seen = if config.causal { ((block + 1) * block_q + keys).saturating_sub(queries) } else { keys };
                 row_entries.push((seen.min(keys), [sequence, block]));
             }
             node_entries.extend((0..node_blocks(room)).map(|block| [sequence, block]));
@@ -172,10 +177,22 @@ impl Blocks {
             batch: 1,
             sequences: words.len(),
             longest: words.iter().map(|words| words[4]).max().unwrap_or(0),
+            block_q,
             table: Some(table),
             row_table: 6 * words.len(),
             node_table: 6 * words.len() + 2 * row_entries.len(),
         })
+    }
+
+    /// The rows of a block that suit a forward call.
+    pub fn forward_rows(shape: &AttentionShape, lengths: &Lengths) -> usize {
+        let most = match lengths {
+            Lengths::Packed { cu_seqlens_q, .. } => {
+                cu_seqlens_q.windows(2).map(|ends| ends[1].saturating_sub(ends[0])).max().unwrap_or(0)
+            }
+            _ => shape.queries,
+        };
+        if most <= FEW_ROWS { FEW_ROWS } else { BLOCK_Q }
     }
 
     /// Workgroups that have rows.

@@ -32,8 +32,8 @@ fn kernels() -> Vec<Compiled> {
     let dims = [32, 64, 96, 128, 160, 192, 224, 256];
     for method in [Method::Continuous, Method::Softmax] {
         for value_dim in dims {
-            for (ragged, split) in [(0, false), (0, true), (1, true)] {
-                let constants = attention::forward::constants(method, value_dim, ("RAGGED", ragged), split);
+            for (block_q, ragged, split) in [(32, 0, false), (8, 0, true), (32, 1, true)] {
+                let constants = attention::forward::constants(method, value_dim, block_q, ("RAGGED", ragged), split);
                 kernels.push((&attention::forward::FORWARD, constants));
             }
             for head_dim in dims {
