@@ -136,7 +136,9 @@ fn main(
                 for (var r = 0u; r < BLOCK_Q; r++) {
                     let q_r = stage[r * PITCH + x];
                     let d = scores[r * PITCH + y];
-                    let seen = (nodes >= vec4(ranges[r].x)) & (nodes <= vec4(ranges[r].y));
+                    // A row of one node has no segment: only its value gets something.
+                    let segment = vec4(CONTINUOUS == 0u || ranges[r].x < ranges[r].y);
+                    let seen = (nodes >= vec4(ranges[r].x)) & (nodes <= vec4(ranges[r].y)) & segment;
                     tile[0] += select(vec4(0.0), d.x * q_r, seen.x);
                     tile[1] += select(vec4(0.0), d.y * q_r, seen.y);
                     tile[2] += select(vec4(0.0), d.z * q_r, seen.z);

@@ -92,7 +92,7 @@ fn main(
         for (var s = 0u; s < KEY_STAGES; s++) {
             let column = 4u * (s * STAGE + x);
             // Rows without an integral get 0, whatever the keys hold.
-            let has_integral = ranges[4u * y + i].y >= ranges[4u * y + i].x;
+            let has_integral = ranges[4u * y + i].y >= ranges[4u * y + i].x + LAG;
             let result = select(vec4(0.0), params.scale * sums[4u * s + i], has_integral);
             d_q_store4(base + (place.query0 + row) * params.d_q.w, column, params.head_dim, result);
         }

@@ -72,7 +72,14 @@ impl Gpu {
     fn push_copy(&self, call: &mut Call, from: &TensorView, to: &TensorView) -> Result<()> {
         let limits = self.limits();
         if let Err(error) = check_bindings([("from", from), ("to", to)], limits) {
-            let Some(dimension) = from.shape()[..3].iter().position(|&size| size > 1) else { return Err(error) };
+            // The dimension that reaches farthest: halves of another might be as large as the whole.
+            let reach = |&dimension: &usize| {
+                let stride = from.strides[dimension].max(to.strides[dimension]);
+                (from.shape()[dimension] - 1).saturating_mul(stride)
+            };
+            let Some(dimension) = (0..3).filter(|dimension| reach(dimension) > 0).max_by_key(reach) else {
+                return Err(error);
+            };
             let size = from.shape()[dimension];
             for half in [0..size / 2, size / 2..size] {
                 let part = |view: &TensorView| view.narrow(dimension, half.start, half.len());

@@ -48,7 +48,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::shader::{self, Constants, Format, Kernel, Role, Variant};
-use crate::tensor::TensorView;
+use crate::tensor::{DType, TensorView};
 use crate::trusted;
 
 /// A compiled variant.
@@ -211,6 +211,9 @@ impl Call {
         debug_assert_eq!(params.size(), kernel.params.size as u64);
         let absent = BoundRange::whole(params);
         let ranges: Vec<_> = arguments.iter().map(|range| range.as_ref().unwrap_or(&absent)).collect();
+        for (range, binding) in ranges.iter().zip(kernel.bindings) {
+            range.check(binding.name, gpu.limits())?;
+        }
         let written = |buffer: &wgpu::Buffer| {
             let bound = ranges.iter().zip(kernel.bindings);
             bound.into_iter().any(|(range, binding)| binding.role != Role::Input && range.buffer == *buffer)
@@ -239,9 +242,6 @@ impl Call {
             layout: &pipeline.layout,
             entries: &entries,
         });
-        for (range, binding) in ranges.iter().zip(kernel.bindings) {
-            range.check(binding.name, gpu.limits())?;
-        }
         let limit = u64::from(gpu.limits().max_compute_workgroups_per_dimension);
         self.steps.push(Step { name: kernel.name, pipeline, bind_group, workgroups: grid(workgroups, limit)? });
         Ok(())
@@ -366,6 +366,10 @@ impl Gpu {
         let Some(given) = given else {
             return Ok(TensorView::new(&self.allocate("workspace", bytes, None)?, 0, &[elements]));
         };
+        if given.dtype != DType::F32 || (given.shape().len() == 1 && given.strides != [1]) {
+            let got = format!("{:?} elements, strides {:?}", given.dtype, given.strides);
+            return Err(Error::argument("workspace", got, "F32, one dimension, contiguous"));
+        }
         let align = u64::from(self.limits().min_storage_buffer_offset_alignment / 4).max(1);
         if !given.offset.is_multiple_of(align) {
             let got = format!("offset {} (in elements)", given.offset);

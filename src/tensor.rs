@@ -219,15 +219,19 @@ impl TensorView {
             _ => false,
         };
         let size = self.dtype.bytes() as u64;
-        let mut periods = self.strides.iter().map(|&stride| stride as u64 * size);
+        let dimensions = self.shape.iter().zip(&self.strides).filter(|(count, _)| **count > 1);
+        let mut periods = dimensions.map(|(_, &stride)| stride as u64 * size);
         self.buffer == other.buffer && a.start.max(b.start) < a.end.min(b.end) && !periods.any(apart)
     }
 
     /// The bytes within every `period` bytes of the buffer that the view touches, if it is made of whole periods of them.
     fn slot(&self, period: u64) -> Option<std::ops::Range<u64>> {
         let size = self.dtype.bytes() as u64;
-        let inner =
-            self.shape.iter().zip(&self.strides).filter(|(_, stride)| !(**stride as u64 * size).is_multiple_of(period));
+        let inner = self
+            .shape
+            .iter()
+            .zip(&self.strides)
+            .filter(|(count, stride)| **count > 1 && !(**stride as u64 * size).is_multiple_of(period));
         let extent: u64 = inner.map(|(&count, &stride)| (count as u64 - 1) * stride as u64 * size).sum();
         let start = self.bytes().start.checked_rem(period)?;
         (start + extent + size <= period).then(|| start..start + extent + size)

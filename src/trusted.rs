@@ -7,7 +7,7 @@
 //!   ranges, and is clamped or guarded in the shader where a tile reaches over an edge; what is read from a buffer is a
 //!   table of sequences that the plan owns, checked by the host and written once;
 //! * every loop runs to a bound that is a constant, one of those parameters or from that table;
-//! * every integer divisor is a constant or a parameter that the host keeps at 1 or more.
+//! * every integer divisor is a constant or a parameter that is at least 1 wherever a kernel is dispatched.
 //!
 //! [`GpuOptions::checked`](crate::GpuOptions) turns the guards on again; the tests run a subset of the kernels so.
 #![allow(unsafe_code)]

@@ -205,11 +205,21 @@ impl AttentionGradients {
         })
     }
 
-    /// The tensors that kernels bind as they are.
+    /// The tensors that kernels bind.
     fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
         let inputs = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("out", &self.out), ("lse", &self.lse)];
         let gradients = [("d_out", &self.d_out), ("d_q", &self.d_q), ("d_k", &self.d_k), ("d_v", &self.d_v)];
-        inputs.into_iter().chain(gradients).chain(self.d_lse.iter().map(|d_lse| ("d_lse", d_lse)))
+        let optional = [
+            ("d_lse", &self.d_lse),
+            ("intervals", &self.intervals),
+            ("d_intervals", &self.d_intervals),
+            ("sink_k", &self.sink_k),
+            ("sink_v", &self.sink_v),
+            ("d_sink_k", &self.d_sink_k),
+            ("d_sink_v", &self.d_sink_v),
+        ];
+        let optional = optional.into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
+        inputs.into_iter().chain(gradients).chain(optional)
     }
 
     fn operands(&self) -> Operands<'_> {
@@ -316,6 +326,17 @@ impl AttentionBackwardPlan {
             for piece in piece.split(&fits)? {
                 let part = tensors.part(&self.shape, &piece)?;
                 let pass = Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths)?;
+                let gradients = [("d_sink_k", &tensors.d_sink_k), ("d_sink_v", &tensors.d_sink_v)];
+                for ((name, gradient), shared) in gradients.into_iter().zip(shared) {
+                    // Added up with 16 bits the sum would stand still one day.
+                    if let Some(gradient) = gradient
+                        && (shared && piece.batch.start > 0 && gradient.dtype() != DType::F32)
+                    {
+                        let got = format!("{:?} elements", gradient.dtype());
+                        let needed = "F32, since the batch is too large for one binding and shares the sink";
+                        return Err(Error::argument(name, got, needed));
+                    }
+                }
                 // What several pieces give is added up.
                 let add = shared.map(|shared| shared && piece.batch.start > 0);
                 pass.bind(&mut call, &part, add, piece.heads.start > 0, &workspace)?;

@@ -271,8 +271,9 @@ impl MergePlan {
             Ok(MergeTensors { out_a, lse_a, out_b, lse_b, out: of(out)?, lse: of(lse)? })
         };
         let fits = |piece: &Piece| {
-            let MergeTensors { out_a, out_b, out, .. } = part(piece)?;
-            check_bindings([("out_a", &out_a), ("out_b", &out_b), ("out", &out)], limits)
+            let MergeTensors { out_a, lse_a, out_b, lse_b, out, lse } = part(piece)?;
+            let sides = [("out_a", &out_a), ("lse_a", &lse_a), ("out_b", &out_b), ("lse_b", &lse_b)];
+            check_bindings(sides.into_iter().chain([("out", &out), ("lse", &lse)]), limits)
         };
         for piece in Piece::whole(self.shape.batch, self.shape.heads).split(&fits)? {
             self.part(&piece).push(&mut call, &part(&piece)?)?;
@@ -348,9 +349,12 @@ impl MergePlan {
             })
         };
         let fits = |piece: &Piece| {
-            let MergeGradients { out_a, out_b, d_out, d_out_a, d_out_b, .. } = part(piece)?;
-            let sides = [("out_a", &out_a), ("out_b", &out_b), ("d_out_a", &d_out_a), ("d_out_b", &d_out_b)];
-            check_bindings(sides.into_iter().chain([("d_out", &d_out)]), limits)
+            let MergeGradients { out_a, lse_a, out_b, lse_b, d_out, d_lse, d_out_a, d_lse_a, d_out_b, d_lse_b } =
+                part(piece)?;
+            let inputs = [("out_a", &out_a), ("lse_a", &lse_a), ("out_b", &out_b), ("lse_b", &lse_b)];
+            let outputs = [("d_out_a", &d_out_a), ("d_lse_a", &d_lse_a), ("d_out_b", &d_out_b), ("d_lse_b", &d_lse_b)];
+            let sides = inputs.into_iter().chain(outputs).chain([("d_out", &d_out)]);
+            check_bindings(sides.chain(d_lse.iter().map(|d_lse| ("d_lse", d_lse))), limits)
         };
         for piece in Piece::whole(self.shape.batch, self.shape.heads).split(&fits)? {
             self.part(&piece).push_backward(&mut call, &part(&piece)?)?;

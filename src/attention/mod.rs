@@ -302,10 +302,12 @@ impl AttentionTensors {
         })
     }
 
-    /// The tensors that kernels bind as they are.
+    /// The tensors that kernels bind.
     fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
         let tensors = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("out", &self.out)];
-        tensors.into_iter().chain(self.lse.iter().map(|lse| ("lse", lse)))
+        let optional =
+            [("lse", &self.lse), ("intervals", &self.intervals), ("sink_k", &self.sink_k), ("sink_v", &self.sink_v)];
+        tensors.into_iter().chain(optional.into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?))))
     }
 
     fn operands(&self) -> operands::Operands<'_> {

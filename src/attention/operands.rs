@@ -155,6 +155,12 @@ impl Blocks {
                 words.extend(kv_lens.iter().enumerate().map(|(b, &length)| [b, 0, queries, 0, length, keys]));
             }
         }
+        let blocks = |words: &[usize; 6]| row_blocks(words[2]) as u64 + node_blocks(words[5]) as u64;
+        let (got, limit) = (words.iter().map(|words| 6 + 2 * blocks(words)).sum(), 1 << 25);
+        if got > limit {
+            let argument = "table of the blocks of all sequences, in words".to_string();
+            return Err(Error::Limit { argument, got, limit_name: "2²⁵", limit });
+        }
         let mut row_entries = Vec::new();
         let mut node_entries = Vec::new();
         for (sequence, &[_, _, queries, _, keys, room]) in words.iter().enumerate() {

@@ -422,11 +422,16 @@ impl<'a> Pass<'a> {
         };
 
         let sizes = &self.sizes;
+        let key_rows = (batch as u64 * heads as u64).saturating_mul(sizes.rows);
+        if key_rows > 1 << 31 {
+            let argument = "rows of all heads in whole chunks".to_string();
+            return Err(Error::Limit { argument, got: key_rows, limit_name: "2³¹", limit: 1 << 31 });
+        }
         for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged())) {
             let workgroups = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes),
                 "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_workgroups(sizes),
-                "efla_backward_sum" => (batch as u64 * heads as u64 * sizes.rows).div_ceil(ROWS),
+                "efla_backward_sum" => key_rows.div_ceil(ROWS),
                 "efla_backward_values" => (sizes.sequences * sizes.rows).div_ceil(ROWS),
                 _ => sizes.sequences * sizes.chunks,
             };

@@ -62,8 +62,8 @@ impl EflaParams {
         EflaParams {
             batch: shape.batch as u32,
             heads: shape.heads as u32,
-            // Divisors, without value heads too.
-            value_heads: shape.value_heads.max(1) as u32,
+            // Without value heads d_q and d_k are still to be written: as if every head had one.
+            value_heads: if sizes.scans == 0 { shape.heads.max(1) } else { shape.value_heads } as u32,
             group: shape.group().max(1) as u32,
             value_sequences: sizes.scans as u32,
             chunk_table: packing.chunk_table as u32,

@@ -258,9 +258,12 @@ impl EflaTensors {
     /// The tensors that kernels bind.
     fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
         let tensors = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", &self.beta), ("out", &self.out)];
-        let [log_decay, before, after] = [&self.log_decay, &self.initial_state, &self.final_state].map(Option::iter);
-        let optional = log_decay.map(|view| ("log_decay", view)).chain(before.map(|view| ("initial_state", view)));
-        tensors.into_iter().chain(optional).chain(after.map(|view| ("final_state", view)))
+        let optional = [
+            ("log_decay", &self.log_decay),
+            ("initial_state", &self.initial_state),
+            ("final_state", &self.final_state),
+        ];
+        tensors.into_iter().chain(optional.into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?))))
     }
 
     /// The ends of the scan.
@@ -379,14 +382,19 @@ impl EflaGradients {
         })
     }
 
-    /// The largest tensors that kernels bind.
+    /// The tensors that kernels bind.
     fn views(&self) -> impl Iterator<Item = (&'static str, &TensorView)> {
         let inputs = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", &self.beta), ("d_out", &self.d_out)];
         let outputs = [("d_q", &self.d_q), ("d_k", &self.d_k), ("d_v", &self.d_v), ("d_beta", &self.d_beta)];
-        let [before, after] = [&self.initial_state, &self.d_final_state].map(Option::iter);
-        let states = before.map(|view| ("initial_state", view)).chain(after.map(|view| ("d_final_state", view)));
-        let d_state = self.d_initial_state.iter().map(|view| ("d_initial_state", view));
-        inputs.into_iter().chain(outputs).chain(states).chain(d_state)
+        let optional = [
+            ("log_decay", &self.log_decay),
+            ("d_log_decay", &self.d_log_decay),
+            ("initial_state", &self.initial_state),
+            ("d_final_state", &self.d_final_state),
+            ("d_initial_state", &self.d_initial_state),
+        ];
+        let optional = optional.into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
+        inputs.into_iter().chain(outputs).chain(optional)
     }
 
     /// The ends of the forward scan, and of the scan of the gradients.

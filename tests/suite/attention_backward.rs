@@ -326,6 +326,27 @@ fn a_nan_row_spoils_only_what_it_sees() {
     }
 }
 
+/// Row 0 sees token 1 alone and returned its value: only d_v has to do with it, whatever its query and key hold.
+#[test]
+fn a_row_of_one_node_hands_on_its_gradient_only() {
+    let rng = &mut rng(14);
+    let config = AttentionConfig { head_dim: 8, value_dim: 5, sink: Sink::None, ..Default::default() };
+    let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 40, keys: 40 };
+    let clean = Problem::random(rng, config, shape, false);
+    let mut dirty = clean.clone();
+    dirty.q[..8].fill(f32::NAN);
+    for ((name, clean), (_, dirty)) in clean.run().iter().zip(dirty.run()) {
+        assert_eq!(bits(clean), bits(&dirty), "{name}");
+        assert!(*name != "d_q" || clean[..8].iter().all(|x| *x == 0.0));
+    }
+    // A key that is NaN spoils the rows that integrate over it, of which row 0 is none.
+    let mut dirty = clean.clone();
+    dirty.k[..8].fill(f32::NAN);
+    let gradients = dirty.run();
+    assert!(gradients[0].1[..8].iter().all(|x| *x == 0.0), "{:?}", &gradients[0].1[..8]);
+    assert!(gradients[0].1[8..].iter().all(|x| x.is_nan()));
+}
+
 #[test]
 fn numerics_at_every_step_size() {
     let rng = &mut rng(10);

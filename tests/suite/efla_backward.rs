@@ -535,6 +535,18 @@ fn no_value_head() {
         let [d_q, d_k, ..] = Problem::new(config, shape(1, 3, 0, 5), 24).run();
         assert!(d_q.len() == 3 * 5 * 24 && d_k.len() == d_q.len());
         assert!(d_q.iter().chain(&d_k).all(|&x| x == 0.0), "normalize {normalize}");
+
+        // Packed too.
+        let problem = Problem::new(config, shape(1, 3, 0, 5), 24);
+        let (mut tensors, [d_q, d_k, ..]) = problem.tensors(gpu());
+        tensors.cu_seqlens = Some(vec![0, 2, 5]);
+        (tensors.initial_state, tensors.d_final_state, tensors.d_initial_state) = (None, None, None);
+        let mut encoder = gpu().device().create_command_encoder(&Default::default());
+        Efla::new(gpu(), config).unwrap().backward(&mut encoder, &tensors).unwrap();
+        gpu().queue().submit([encoder.finish()]);
+        for gradient in [d_q, d_k] {
+            assert!(gpu().read(&gradient).unwrap().iter().all(|&x| x == 0.0), "packed, normalize {normalize}");
+        }
     }
 }
 

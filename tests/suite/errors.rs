@@ -568,6 +568,10 @@ fn lengths_that_do_not_fit() {
         refused(efla.plan_backward_packed(&shape, cumulative), argument, &[words]);
     }
 
+    // Tables that no device should have to hold.
+    let many = AttentionShape { batch: 4096, queries: 1 << 29, ..shape };
+    refuse(many, cache(&vec![0; 4096]), "table", &["exceeds"]);
+
     // A plan's lengths are those of the call.
     let trap = AttentionTrap::new(Sink::Zero);
     let attention = Attention::new(gpu(), trap.case.config).unwrap();
@@ -613,5 +617,10 @@ fn storage_types_that_do_not_fit() {
         let tensors = AttentionTensors { v, out: gpu().zeros(&[1, 1, 2, 3]).unwrap().view(), ..tensors };
         refused(attention.plan(&tensors.shape().unwrap()).unwrap().bind(&tensors), "v", &["a buffer of 6 elements"]);
     }
+    // A workspace of halves would be half as long as it says.
+    let trap = AttentionTrap::new(Sink::Zero);
+    trap.refuse("workspace", &["F16", "F32"], |tensors| {
+        tensors.workspace = tensors.workspace.clone().map(|workspace| workspace.with_dtype(DType::F16));
+    });
     refused(gpu().write(&gpu().zeros_of(DType::F16, &[2]).unwrap(), &[1f32, 2.0]), "data", &["F32", "F16"]);
 }
