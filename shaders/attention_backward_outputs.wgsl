@@ -42,7 +42,7 @@ fn main(
                 let node = node0 + i32(4u * c) + vec4(0, 1, 2, 3);
                 if CONTINUOUS == 0u {
                     let seen = (node >= vec4(own.range.x)) & (node <= vec4(own.range.y));
-                    sum += select(vec4(0.0), exp(select(vec4(0.0), a - own.lse, seen)) * d, seen);
+                    sum += select(vec4(0.0), nan_exp(select(vec4(0.0), a - own.lse, seen)) * d, seen);
                 } else {
                     let p = node_weights(a, own.lse);
                     let length = load_intervals(place, node.x);

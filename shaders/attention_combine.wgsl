@@ -41,7 +41,7 @@ fn main(
             if bitcast<u32>(lse_s) == MINUS_INFINITY {
                 continue;
             }
-            weight = exp(lse_s - largest);
+            weight = nan_exp(vec4(lse_s - largest)).x;
         }
         total += weight;
         let at = params.out_partial + (s * rows + flat) * params.value_dim + columns;
@@ -55,7 +55,7 @@ fn main(
     if params.has_lse == 1u && column == 0u {
         var bits = MINUS_INFINITY;
         if live > 0u {
-            bits = bitcast<u32>(largest + log(total));
+            bits = bitcast<u32>(largest + nan_log(total));
         }
         lse[params.lse.x + batch * params.lse.y + head * params.lse.z + row * params.lse.w] = bitcast<f32>(bits);
     }

@@ -197,7 +197,7 @@ fn main(
                 var weight: vec4<f32>;
                 if CONTINUOUS == 0u {
                     let seen = (node >= vec4(own.x)) & (node <= vec4(own.y));
-                    weight = select(vec4(0.0), exp(select(vec4(0.0), a - row_max, seen)), seen);
+                    weight = select(vec4(0.0), nan_exp(select(vec4(0.0), a - row_max, seen)), seen);
                 } else {
                     let delta_t = load_intervals(place, node.x);
                     let live = (node >= vec4(first_active)) & (node <= vec4(own.y)) & (delta_t > vec4(0.0));
@@ -273,7 +273,7 @@ fn main(
             // A constant that is not finite is an error in WGSL; a variable's bits are not.
             var lse_bits = 0xff800000u;
             if row_active > 0u {
-                lse_bits = bitcast<u32>(row_max + log(row_sum));
+                lse_bits = bitcast<u32>(row_max + nan_log(row_sum));
             }
             if SPLIT == 1u {
                 workspace[params.lse_partial + partial_row(task, row, split)] = bitcast<f32>(lse_bits);

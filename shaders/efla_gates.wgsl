@@ -125,7 +125,7 @@ fn step_of(strength: f32, size: f32, x: f32, kappa: f32) -> Step {
         return result;
     }
     // Beyond, e is 0 either way, and x may be infinite. Not `min`, which would lose a NaN.
-    let e = exp(-select(y, 200.0, y > 200.0));
+    let e = nan_exp(vec4(-select(y, 200.0, y > 200.0))).x;
     if abs(y) < 1.5 {
         let square = vec4(y * y);
         let phi_2 = phi_even(square).x + y * phi_odd(square).x;
@@ -234,7 +234,7 @@ fn main(
             }
         }
         let past = (before.x + before.y) + (before.z + before.w);
-        let e = exp(-past);
+        let e = nan_exp(vec4(-past)).x;
         let square = vec4(past * past);
         let decay = 4u * (token_count() + flat);
         gates[decay] = kappa;

@@ -48,7 +48,7 @@ fn load_row(task: Task, row: u32) -> Row {
 // e^{a − lse}. lse lies below the logits of active segments by up to ln Δ, 87 for the shortest. Nodes without one may lie
 // farther above it. Not `min`, which would lose a NaN.
 fn node_weights(a: vec4<f32>, lse: f32) -> vec4<f32> {
-    return exp(select(a - lse, vec4(88.0), a - lse > vec4(88.0)));
+    return nan_exp(select(a - lse, vec4(88.0), a - lse > vec4(88.0)));
 }
 
 fn d_out_rows(place: Place, head: u32) -> Rows {
@@ -193,7 +193,7 @@ fn weigh_row(
         let node = node0 + i32(4u * c) + vec4(0, 1, 2, 3);
         if CONTINUOUS == 0u {
             let seen = (node >= vec4(row.range.x)) & (node <= vec4(row.range.y));
-            let p = select(vec4(0.0), exp(select(vec4(0.0), a - row.lse, seen)), seen);
+            let p = select(vec4(0.0), nan_exp(select(vec4(0.0), a - row.lse, seen)), seen);
             scores[at] = select(vec4(0.0), p * g, seen);
             values[at] = p;
         } else {

@@ -51,7 +51,7 @@ fn weigh(lse_a: f32, lse_b: f32) -> Weights {
     let top = select(b, a, is_a);
     let gap = select(a, b, is_a) - top;
     // Beyond, e^gap is 0 either way.
-    let e = exp(select(gap, -200.0, gap < -200.0));
+    let e = nan_exp(vec4(select(gap, -200.0, gap < -200.0))).x;
     let larger = 1.0 / (1.0 + e);
-    return Weights(select(e, 1.0, is_a) * larger, select(1.0, e, is_a) * larger, top + log(1.0 + e));
+    return Weights(select(e, 1.0, is_a) * larger, select(1.0, e, is_a) * larger, top + nan_log(1.0 + e));
 }

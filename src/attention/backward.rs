@@ -33,6 +33,7 @@ params! {
 }
 
 const GRID: File = wgsl!("shared/grid.wgsl");
+const EXP: File = wgsl!("shared/exp.wgsl");
 const ATTENTION: File = wgsl!("shared/attention.wgsl");
 const BACKWARD: File = wgsl!("shared/attention_backward.wgsl");
 
@@ -45,7 +46,7 @@ pub(crate) static ROWS: Kernel = Kernel {
 
 pub(crate) static OUTPUTS: Kernel = Kernel {
     name: "attention_backward_outputs",
-    files: &[GRID, ATTENTION, BACKWARD, wgsl!("attention_backward_outputs.wgsl")],
+    files: &[GRID, EXP, ATTENTION, BACKWARD, wgsl!("attention_backward_outputs.wgsl")],
     params: &AttentionParams::LAYOUT,
     bindings: &[
         input("q").stored(),
@@ -59,7 +60,7 @@ pub(crate) static OUTPUTS: Kernel = Kernel {
 
 pub(crate) static DQ: Kernel = Kernel {
     name: "attention_backward_dq",
-    files: &[GRID, ATTENTION, BACKWARD, wgsl!("attention_backward_dq.wgsl")],
+    files: &[GRID, EXP, ATTENTION, BACKWARD, wgsl!("attention_backward_dq.wgsl")],
     params: &AttentionParams::LAYOUT,
     bindings: &[
         input("q").stored(),
@@ -74,7 +75,7 @@ pub(crate) static DQ: Kernel = Kernel {
 
 pub(crate) static DKV: Kernel = Kernel {
     name: "attention_backward_dkv",
-    files: &[GRID, ATTENTION, BACKWARD, wgsl!("attention_backward_dkv.wgsl")],
+    files: &[GRID, EXP, ATTENTION, BACKWARD, wgsl!("attention_backward_dkv.wgsl")],
     params: &AttentionParams::LAYOUT,
     bindings: &[
         input("q").stored(),

@@ -12,6 +12,7 @@ pub(crate) static FORWARD: Kernel = Kernel {
     name: "attention_forward",
     files: &[
         wgsl!("shared/grid.wgsl"),
+        wgsl!("shared/exp.wgsl"),
         wgsl!("shared/phi.wgsl"),
         wgsl!("shared/attention.wgsl"),
         wgsl!("attention_forward.wgsl"),
@@ -30,7 +31,7 @@ pub(crate) static FORWARD: Kernel = Kernel {
 
 pub(crate) static COMBINE: Kernel = Kernel {
     name: "attention_combine",
-    files: &[wgsl!("shared/grid.wgsl"), wgsl!("attention_combine.wgsl")],
+    files: &[wgsl!("shared/grid.wgsl"), wgsl!("shared/exp.wgsl"), wgsl!("attention_combine.wgsl")],
     params: &AttentionParams::LAYOUT,
     bindings: &[workspace("workspace"), output("out").stored(), output("lse")],
 };

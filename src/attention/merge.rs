@@ -34,11 +34,12 @@ params! {
 }
 
 const GRID: File = wgsl!("shared/grid.wgsl");
+const EXP: File = wgsl!("shared/exp.wgsl");
 const MERGE: File = wgsl!("shared/attention_merge.wgsl");
 
 pub(crate) static FORWARD: Kernel = Kernel {
     name: "attention_merge",
-    files: &[GRID, MERGE, wgsl!("attention_merge.wgsl")],
+    files: &[GRID, EXP, MERGE, wgsl!("attention_merge.wgsl")],
     params: &MergeParams::LAYOUT,
     bindings: &[
         input("out_a").stored(),
@@ -52,7 +53,7 @@ pub(crate) static FORWARD: Kernel = Kernel {
 
 pub(crate) static BACKWARD: Kernel = Kernel {
     name: "attention_merge_backward",
-    files: &[GRID, MERGE, wgsl!("attention_merge_backward.wgsl")],
+    files: &[GRID, EXP, MERGE, wgsl!("attention_merge_backward.wgsl")],
     params: &MergeParams::LAYOUT,
     bindings: &[
         input("out_a").stored(),

@@ -21,7 +21,7 @@ pub(super) const STATES: File = wgsl!("shared/efla_states.wgsl");
 
 pub(crate) static GATES: Kernel = Kernel {
     name: "efla_gates",
-    files: &[GRID, TILE, wgsl!("shared/phi.wgsl"), wgsl!("efla_gates.wgsl")],
+    files: &[GRID, TILE, wgsl!("shared/exp.wgsl"), wgsl!("shared/phi.wgsl"), wgsl!("efla_gates.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("q").stored(),
