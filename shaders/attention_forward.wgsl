@@ -14,6 +14,8 @@
 //   3. out [BLOCK_Q, BLOCK_K] x [BLOCK_K, D_v], STAGE columns at a time, 4 rows x 4 columns an invocation, the sums
 //      of a tile kept apart from the running ones so that rounding grows with the number of tiles, not of tokens.
 //
+// With SPLIT a workgroup has some of the nodes only, and its out and lse go to the workspace, for attention_combine.
+//
 // What a row doesn't see must not reach it, not even a NaN: inactive segments are selected away, and so are values in
 // tiles that some row sees only in part.
 
