@@ -22,6 +22,14 @@ impl Piece {
         Piece { batch: 0..batch, heads: 0..heads }
     }
 
+    /// Takes it apart so that the workspace of every piece can be bound, which `bytes` lays out or refuses; the pieces, and
+    /// the bytes that suffice for each.
+    pub fn plan(&self, bytes: impl Fn(&Piece) -> Result<u64>) -> Result<(Vec<Piece>, u64)> {
+        let pieces = self.split(&|piece| bytes(piece).map(drop))?;
+        let most = pieces.iter().try_fold(0, |most, piece| Ok(bytes(piece)?.max(most)))?;
+        Ok((pieces, most))
+    }
+
     /// The fewest halves of halves of it that fit; an [`Error::Limit`] of a single head is the caller's.
     pub fn split(&self, fits: &impl Fn(&Piece) -> Result<()>) -> Result<Vec<Piece>> {
         let mut pieces = Vec::new();

@@ -1,8 +1,8 @@
 //! The backward pass: plan, bind, record.
 
 use super::operands::{
-    AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, plan_pieces,
-    sink_part, three_dimensions,
+    AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, sink_part,
+    three_dimensions,
 };
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
@@ -138,7 +138,8 @@ pub struct AttentionGradients {
     pub d_k: TensorView,
     /// Written: gradient of v.
     pub d_v: TensorView,
-    /// Written when given: gradient of sink_k.
+    /// Written when given: gradient of sink_k. A sink that the batch shares needs f32 here, and in d_sink_v, when the batch
+    /// is too large for one binding and its parts are added up.
     pub d_sink_k: Option<TensorView>,
     /// Written when given: gradient of sink_v.
     pub d_sink_v: Option<TensorView>,
@@ -257,9 +258,8 @@ pub struct AttentionBackwardPlan {
 impl AttentionBackwardPlan {
     pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
-        let bytes =
-            |shape: &AttentionShape, lengths: &Lengths| Ok(Pass::new(attention, shape, lengths)?.workspace.bytes());
-        let (pieces, workspace_bytes) = plan_pieces(shape, lengths, bytes)?;
+        let (pieces, workspace_bytes) = Piece::whole(shape.batch, shape.kv_heads)
+            .plan(|piece| Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece))?.workspace.bytes()))?;
         let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
         Ok(AttentionBackwardPlan { attention, shape, lengths, pieces, workspace_bytes })
     }

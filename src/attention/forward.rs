@@ -1,6 +1,6 @@
 //! The forward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, Blocks, check_sizes, packed_elements, plan_pieces};
+use super::operands::{AttentionParams, BLOCK_K, Blocks, check_sizes, packed_elements};
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method};
 use crate::error::Result;
 use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
@@ -89,10 +89,9 @@ impl AttentionPlan {
         let config = attention.config();
         let block_q = Blocks::forward_rows(shape, lengths);
         let splits = splits(config, shape, &Blocks::new(config, shape, lengths, block_q)?);
-        let bytes = |shape: &AttentionShape, lengths: &Lengths| {
-            Ok(Pass::new(attention, shape, lengths, splits)?.workspace.bytes())
-        };
-        let (pieces, workspace_bytes) = plan_pieces(shape, lengths, bytes)?;
+        let (pieces, workspace_bytes) = Piece::whole(shape.batch, shape.kv_heads).plan(|piece| {
+            Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece), splits)?.workspace.bytes())
+        })?;
         let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
         Ok(AttentionPlan { attention, shape, lengths, splits, pieces, workspace_bytes })
     }

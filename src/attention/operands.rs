@@ -222,18 +222,6 @@ impl Blocks {
     }
 }
 
-/// Takes a call apart so that the workspace of every piece can be bound; the pieces, and the bytes that suffice for each.
-pub(super) fn plan_pieces(
-    shape: &AttentionShape,
-    lengths: &Lengths,
-    bytes: impl Fn(&AttentionShape, &Lengths) -> Result<u64>,
-) -> Result<(Vec<Piece>, u64)> {
-    let of = |piece: &Piece| bytes(&shape.part(piece), &lengths.part(piece));
-    let pieces = Piece::whole(shape.batch, shape.kv_heads).split(&|piece| of(piece).map(drop))?;
-    let most = pieces.iter().map(of).try_fold(0, |most, bytes| Ok(bytes?.max(most)))?;
-    Ok((pieces, most))
-}
-
 /// A piece's part of a sink; of packed sequences every piece has all.
 pub(super) fn sink_part(
     sink: &Option<TensorView>,

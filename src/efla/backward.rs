@@ -55,7 +55,7 @@
 //! E and e come in two parts from the two runs of efla_backward_read, f from efla_backward_keys, ⟨dS', S⟩ from
 //! efla_backward_replay, which puts S where dS' stood, the rest from efla_backward_values; `reduce` adds them up.
 
-use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes, plan_pieces};
+use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes};
 use super::forward::{
     Build, DECAY, GATES, GRID, KEY, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, Scan, TILE,
     UPDATES, gates_workgroups, state_blocks, state_workgroups,
@@ -233,8 +233,8 @@ pub struct EflaBackwardPlan {
 impl EflaBackwardPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
-        let bytes = |shape: &EflaShape| Ok(Pass::new(efla, shape, cu_seqlens)?.workspace.bytes());
-        let (pieces, workspace_bytes) = plan_pieces(shape, bytes)?;
+        let (pieces, workspace_bytes) = Piece::whole(shape.batch, shape.heads)
+            .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens)?.workspace.bytes()))?;
         let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
         Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, cu_seqlens, pieces, workspace_bytes })
     }

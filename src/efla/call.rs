@@ -166,14 +166,6 @@ impl Packing {
     }
 }
 
-/// Takes a call apart so that the workspace of every piece can be bound; the pieces, and the bytes that suffice for each.
-pub(super) fn plan_pieces(shape: &EflaShape, bytes: impl Fn(&EflaShape) -> Result<u64>) -> Result<(Vec<Piece>, u64)> {
-    let of = |piece: &Piece| bytes(&shape.part(piece));
-    let pieces = Piece::whole(shape.batch, shape.heads).split(&|piece| of(piece).map(drop))?;
-    let most = pieces.iter().map(of).try_fold(0, |most, bytes| Ok(bytes?.max(most)))?;
-    Ok((pieces, most))
-}
-
 /// Refuses tensors that state other cumulative lengths than the plan.
 pub(super) fn check_packing(planned: &Option<Vec<usize>>, stated: &Option<Vec<usize>>) -> Result<()> {
     if planned != stated {

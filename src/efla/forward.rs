@@ -1,6 +1,6 @@
 //! The forward pass, chunked and recurrent: plan, bind, record.
 
-use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes, plan_pieces};
+use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes};
 use super::{Efla, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
@@ -240,8 +240,8 @@ pub struct EflaPlan {
 impl EflaPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
-        let bytes = |shape: &EflaShape| Ok(Pass::new(efla, shape, cu_seqlens)?.workspace.bytes());
-        let (pieces, workspace_bytes) = plan_pieces(shape, bytes)?;
+        let (pieces, workspace_bytes) = Piece::whole(shape.batch, shape.heads)
+            .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens)?.workspace.bytes()))?;
         let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
         Ok(EflaPlan { efla: efla.clone(), shape: *shape, cu_seqlens, step: false, pieces, workspace_bytes })
     }
