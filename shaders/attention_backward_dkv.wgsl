@@ -11,16 +11,6 @@
 
 const OWN: u32 = BLOCK_K - 2u * CONTINUOUS;
 
-fn node_task(index: u32) -> Task {
-    let block = index % params.node_blocks;
-    let head = index / params.node_blocks;
-    if RAGGED == 1u {
-        let entry = params.node_table + 2u * block;
-        return Task(place_of(table[entry]), head, table[entry + 1u]);
-    }
-    return Task(place_of(head / params.kv_heads), head % params.kv_heads, block);
-}
-
 @compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -41,14 +31,7 @@ fn main(
     let own_first = i32(task.block * OWN);
     let own_last = min(own_first + i32(OWN) - 1, i32(place.room));
     let node0 = own_first - LAG;
-    // Rows whose last node is at or past the first owned and whose first node is not past the last owned.
-    var row_first = 0;
-    var row_last = i32(place.queries) - 1;
-    if params.causal == 1u {
-        let alignment = i32(place.keys) - i32(place.queries);
-        row_first = max(0, own_first - 1 - alignment);
-        row_last = min(row_last, own_last - 1 - alignment + params.window);
-    }
+    let reach = row_reach(place, own_first, own_last);
 
     let x = thread % STAGE;
     let y = thread / STAGE;
@@ -69,7 +52,7 @@ fn main(
     for (var head = kv_head * params.group; head < (kv_head + 1u) * params.group; head++) {
         let q_of_head = q_rows(place, head);
         let d_out_of_head = d_out_rows(place, head);
-        for (var first = row_first; first <= row_last; first += i32(BLOCK_Q)) {
+        for (var first = reach.x; first <= reach.y; first += i32(BLOCK_Q)) {
             let row0 = u32(first);
             var own = Row(vec2(0, -1), 0.0, 0.0, false);
             workgroupBarrier();

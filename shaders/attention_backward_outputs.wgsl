@@ -44,7 +44,7 @@ fn main(
                     let seen = (node >= vec4(own.range.x)) & (node <= vec4(own.range.y));
                     sum += select(vec4(0.0), nan_exp(select(vec4(0.0), a - own.lse, seen)) * d, seen);
                 } else {
-                    let p = node_weights(a, own.lse);
+                    let p = node_weights(a, vec4(own.lse));
                     let length = load_intervals(place, node.x);
                     let live = (node > vec4(own.range.x)) & (node <= vec4(own.range.y)) & (length > vec4(0.0));
                     let s = segment_integrals(a - vec4(left.x, a.xyz), vec4(left.y, p.xyz), p);

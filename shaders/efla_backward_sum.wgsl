@@ -3,14 +3,7 @@
 //
 //     d_x = (d − x̂(x̂·d))/|x|, and 0 for x = 0.
 //
-// A row has LANES invocations, which take 4 of its columns in turn.
-
-const LANES: u32 = 8u;
-const ROWS: u32 = 8u;
-const THREADS: u32 = LANES * ROWS;
-
-// x̂·d and x̂·x̂ over an invocation's columns.
-var<workgroup> dots: array<vec2<f32>, THREADS>;
+// A row has ROW_THREADS invocations, which take 4 of its columns in turn.
 
 // 4 columns of the sum over the value heads' parts.
 fn sum_parts(part0: u32, group: u32, rows: u32, column: u32) -> vec4<f32> {
@@ -28,7 +21,7 @@ fn main(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let i = workgroup_index(workgroup, workgroups) * ROWS + thread / LANES;
+    let i = workgroup_index(workgroup, workgroups) * THREADS / ROW_THREADS + thread / ROW_THREADS;
     let heads = params.heads;
     // Without value heads nothing was computed, and the sum is 0.
     let group = select(params.group, 0u, params.value_sequences == 0u);
@@ -62,22 +55,18 @@ fn main(
         if exists {
             divisor = gates[4u * (place.flat + token) + select(3u, 2u, KEYS == 1u)];
         }
+        // x̂·d and x̂·x̂.
         var partial = vec2(0.0);
-        for (var d = 4u * (thread % LANES); d < end; d += 4u * LANES) {
+        for (var d = 4u * (thread % ROW_THREADS); d < end; d += 4u * ROW_THREADS) {
             let unit = x_load4(x_at, d, params.key_dim) / divisor;
             partial += vec2(dot(unit, sum_parts(part0, group, rows, d)), dot(unit, unit));
         }
-        dots[thread] = partial;
-        workgroupBarrier();
-        var sum = vec2(0.0);
-        for (var lane = 0u; lane < LANES; lane++) {
-            sum += dots[thread / LANES * LANES + lane];
-        }
+        let sum = row_sum(thread, vec3(partial, 0.0));
         // x̂·x̂ is 1 but for the norm's own rounding, which must not leave a part along x.
         is_zero = sum.y == 0.0;
         along = sum.x / select(sum.y, 1.0, is_zero);
     }
-    for (var d = 4u * (thread % LANES); d < end; d += 4u * LANES) {
+    for (var d = 4u * (thread % ROW_THREADS); d < end; d += 4u * ROW_THREADS) {
         var value = sum_parts(part0, group, rows, d);
         if normalized {
             let unit = x_load4(x_at, d, params.key_dim) / divisor;

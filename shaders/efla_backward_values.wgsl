@@ -11,14 +11,7 @@
 //     d_v = c'Y    d_β = |k| (∂α'/∂β v − |k| ∂α/∂β P)·Y    s = 2 (h'v − h|k| P)·Y    X = α'v − α|k| P
 //
 // and d_log_decay has the part −|k| ∂α'/∂κ v·Y, which replaces its factor.
-// A row has LANES invocations, which take 4 of its columns in turn.
-
-const LANES: u32 = 8u;
-const ROWS: u32 = 8u;
-const THREADS: u32 = LANES * ROWS;
-
-// d_β, s/2 and the part of d_log_decay over an invocation's columns.
-var<workgroup> sums: array<vec3<f32>, THREADS>;
+// A row has ROW_THREADS invocations, which take 4 of its columns in turn.
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -26,7 +19,7 @@ fn main(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let i = workgroup_index(workgroup, workgroups) * ROWS + thread / LANES;
+    let i = workgroup_index(workgroup, workgroups) * THREADS / ROW_THREADS + thread / ROW_THREADS;
     // Rows are those of whole chunks.
     let in_grid = i < chunk_count() * CHUNK;
     let place = place_of_chunk(select(0u, i / CHUNK, in_grid));
@@ -54,9 +47,10 @@ fn main(
     let row0 = i * params.value_dim;
     let v0 = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + (place.first + token) * params.v.w;
     let d_v0 = params.d_v.x + place.batch * params.d_v.y + place.value_head * params.d_v.z + (place.first + token) * params.d_v.w;
+    // d_β, s/2 and the part of d_log_decay.
     var sum = vec3(0.0);
     // A loop over columns runs not at all for a row that does not exist.
-    for (var c = 4u * (thread % LANES); c < select(0u, params.value_dim, exists); c += 4u * LANES) {
+    for (var c = 4u * (thread % ROW_THREADS); c < select(0u, params.value_dim, exists); c += 4u * ROW_THREADS) {
         let at = row0 + clamped(c, params.value_dim);
         let y_c = within(vec4(y[at.x], y[at.y], y[at.z], y[at.w]), c, params.value_dim);
         let v_c = v_load4(v0, c, params.value_dim);
@@ -72,12 +66,8 @@ fn main(
             found[row0 + c + i] = update[i];
         }
     }
-    sums[thread] = sum;
-    workgroupBarrier();
-    if exists && thread % LANES == 0u {
-        for (var lane = 1u; lane < LANES; lane++) {
-            sum += sums[thread + lane];
-        }
+    sum = row_sum(thread, sum);
+    if exists && thread % ROW_THREADS == 0u {
         d_beta[params.d_beta.x + place.batch * params.d_beta.y + place.value_head * params.d_beta.z
             + (place.first + token) * params.d_beta.w] = sum.x;
         gates[rates_at(place, token) + 1u] = 2.0 * sum.y;

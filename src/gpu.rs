@@ -19,6 +19,7 @@ struct Inner {
     queue: wgpu::Queue,
     limits: wgpu::Limits,
     checked: bool,
+    lanes: bool,
     pipelines: Mutex<HashMap<VariantKey, Arc<Pipeline>>>,
 }
 
@@ -29,6 +30,8 @@ pub struct GpuOptions {
     pub adapter: Option<AdapterChoice>,
     /// Compile shaders with wgpu's bounds checks, loop bounds and guarded divisions: slower, for debugging.
     pub checked: bool,
+    /// Run what adapters without subgroups run: on software adapters many times slower, for tests and comparisons.
+    pub no_subgroups: bool,
 }
 
 /// An adapter by its place in [`Gpu::adapters`] or by a part of its name.
@@ -61,6 +64,10 @@ pub(crate) const MAX_STORAGE_BUFFERS: u32 = 8;
 /// Workgroup memory and invocations every kernel can do with.
 pub(crate) const MIN_WORKGROUP_BYTES: u32 = 16384;
 pub(crate) const MIN_INVOCATIONS: u32 = 128;
+/// What kernels of one subgroup a workgroup need.
+pub(crate) const SUBGROUPS: wgpu::Features = wgpu::Features::SUBGROUP.union(wgpu::Features::SUBGROUP_BARRIER);
+/// Invocations of a subgroup of a software adapter on 256-bit vectors.
+pub(crate) const LANES: u32 = 8;
 
 impl Gpu {
     /// The best adapter: a discrete GPU before an integrated one before a virtual one before software.
@@ -92,7 +99,7 @@ impl Gpu {
         let (device, queue) = adapter
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("continuous-attention"),
-                required_features: adapter.features() & wanted_features(),
+                required_features: adapter.features() & wanted_features(options),
                 required_limits: wanted_limits(&adapter.limits()),
                 ..Default::default()
             })
@@ -127,7 +134,11 @@ impl Gpu {
                 return Err(Error::Limit { argument, got: needed.into(), limit_name, limit: limit.into() });
             }
         }
-        Ok(Gpu { inner: Arc::new(Inner { device, queue, limits, checked, pipelines: Mutex::default() }) })
+        let info = device.adapter_info();
+        let lanes = device.features().contains(SUBGROUPS)
+            && info.device_type == wgpu::DeviceType::Cpu
+            && (info.subgroup_min_size, info.subgroup_max_size) == (LANES, LANES);
+        Ok(Gpu { inner: Arc::new(Inner { device, queue, limits, checked, lanes, pipelines: Mutex::default() }) })
     }
 
     /// Every adapter of this machine, in the order that [`AdapterChoice::Index`] counts.
@@ -170,6 +181,11 @@ impl Gpu {
     /// The device's limits.
     pub fn limits(&self) -> &wgpu::Limits {
         &self.inner.limits
+    }
+
+    /// Whether kernels whose workgroup is one subgroup of [`LANES`] suit this device: those of `shared/lanes.wgsl`.
+    pub(crate) fn lanes(&self) -> bool {
+        self.inner.lanes
     }
 
     /// Compiles the variant whose inputs share no buffer with outputs and whose tensors are dense and f32: the usual
@@ -230,8 +246,9 @@ fn instance() -> wgpu::Instance {
 
 /// Features that some kernel or measurement can use. A named list: requesting all that an adapter lists fails on
 /// experimental ones and makes others slow.
-fn wanted_features() -> wgpu::Features {
-    wgpu::Features::TIMESTAMP_QUERY
+fn wanted_features(options: &GpuOptions) -> wgpu::Features {
+    let subgroups = if options.no_subgroups { wgpu::Features::empty() } else { SUBGROUPS };
+    wgpu::Features::TIMESTAMP_QUERY | subgroups
 }
 
 /// WebGPU's defaults, raised to the adapter's own where larger helps.

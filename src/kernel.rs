@@ -150,6 +150,12 @@ impl BoundRange {
     }
 }
 
+/// Whether kernels of one subgroup a workgroup take the tensors. They could take any, but compile slowly: the usual ones are
+/// of one storage type, their rows whole vectors.
+pub(crate) fn suits_lanes(tensors: &[&TensorView]) -> bool {
+    tensors.iter().all(|view| view.format().vectors && view.dtype() == tensors[0].dtype())
+}
+
 /// Refuses checked views of which one is too large for a binding.
 pub(crate) fn check_bindings<'a>(
     views: impl IntoIterator<Item = (&'static str, &'a TensorView)>,
@@ -294,8 +300,8 @@ impl Part {
         BoundRange {
             buffer: workspace.buffer.clone(),
             offset: (workspace.offset + self.start) * 4,
-            // An empty part is bound too.
-            size: self.elements.max(1) * 4,
+            // An empty part is bound too, perhaps as vectors.
+            size: self.elements.max(4) * 4,
             format: Format::default(),
         }
     }
@@ -334,7 +340,7 @@ impl WorkspaceLayout {
             return Err(Error::Limit { argument, got, limit_name, limit });
         }
         let start = self.elements;
-        self.elements = (start + elements.max(1)).next_multiple_of(self.align);
+        self.elements = (start + elements.max(4)).next_multiple_of(self.align);
         Ok(Part { start, elements })
     }
 

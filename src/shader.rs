@@ -33,6 +33,8 @@ pub(crate) struct Binding {
 pub(crate) enum Kind {
     /// `array<f32>`.
     Floats,
+    /// The same in vectors, `array<vec4<f32>>`.
+    Vectors,
     /// `array<u32>`.
     Words,
     /// A tensor of any storage type, through the functions that [`compose`] writes for it.
@@ -48,6 +50,11 @@ impl Binding {
     /// Whole numbers.
     pub const fn words(self) -> Self {
         Binding { kind: Kind::Words, ..self }
+    }
+
+    /// Vectors of 4 floats.
+    pub const fn vectors(self) -> Self {
+        Binding { kind: Kind::Vectors, ..self }
     }
 
     pub fn is_stored(&self) -> bool {
@@ -289,8 +296,45 @@ impl Accessor {
 /// A composed shader and where its lines come from.
 pub(crate) struct Composed {
     pub text: String,
-    /// (first line in `text`, file), ascending, 1-based.
-    origins: Vec<(usize, &'static str)>,
+    /// Of every line of `text` its file and its line there, from 1.
+    origins: Vec<(&'static str, usize)>,
+}
+
+/// Writes out the loops of a file, `//# for NAME in COUNT` or `//# for NAME in A B C` to `//# end`: the lines between
+/// once for each value, which stands where they say `$NAME`. COUNT is a number or one of the constants. WGSL cannot index
+/// what should stay in registers by a variable, nor broadcast from a lane that is one.
+fn unroll(lines: &[(usize, &str)], constants: &Constants, out: &mut Vec<(usize, String)>) {
+    let mut at = 0;
+    while at < lines.len() {
+        let (number, line) = lines[at];
+        at += 1;
+        let Some(head) = line.trim().strip_prefix("//# for ") else {
+            out.push((number, line.to_string()));
+            continue;
+        };
+        let (name, list) = head.split_once(" in ").expect("`for NAME in …`");
+        let values: Vec<String> = match list.split_whitespace().collect::<Vec<_>>()[..] {
+            [count] => {
+                let constant = constants.iter().find(|(name, _)| *name == count).map(|(_, value)| *value);
+                let count = constant.or_else(|| count.parse().ok()).expect("a count");
+                (0..count).map(|value| value.to_string()).collect()
+            }
+            ref names => names.iter().map(|name| name.to_string()).collect(),
+        };
+        let mut depth = 1;
+        let length = lines[at..].iter().position(|(_, line)| {
+            depth += i32::from(line.trim().starts_with("//# for ")) - i32::from(line.trim() == "//# end");
+            depth == 0
+        });
+        let body = &lines[at..at + length.expect("`end`")];
+        at += body.len() + 1;
+        for value in values {
+            let replaced: Vec<_> =
+                body.iter().map(|(number, line)| (*number, line.replace(&format!("${name}"), &value))).collect();
+            let replaced: Vec<_> = replaced.iter().map(|(number, line)| (*number, line.as_str())).collect();
+            unroll(&replaced, constants, out);
+        }
+    }
 }
 
 /// Whether WGSL text calls a function: `d_q_load` is no call of `q_load`.
@@ -316,6 +360,7 @@ pub(crate) fn compose(variant: &Variant) -> Composed {
         let access = if variant.read_only(index) { "read" } else { "read_write" };
         let element = match (binding.kind, format.dtype, format.vectors) {
             (Kind::Words, _, _) => "u32",
+            (Kind::Vectors, _, _) => "vec4<f32>",
             (_, DType::F32, false) => "f32",
             (_, DType::F32, true) => "vec4<f32>",
             (_, _, false) => "u32",
@@ -333,10 +378,16 @@ pub(crate) fn compose(variant: &Variant) -> Composed {
             files.insert(0, STORAGE);
         }
     }
-    let mut origins = vec![(1, "generated prelude")];
+    let mut origins: Vec<_> = (1..=text.lines().count()).map(|line| ("generated prelude", line)).collect();
     for file in &files {
-        origins.push((text.lines().count() + 1, file.name));
-        text.push_str(file.text);
+        let lines: Vec<_> = file.text.lines().enumerate().map(|(index, line)| (index + 1, line)).collect();
+        let mut unrolled = Vec::new();
+        unroll(&lines, &variant.constants, &mut unrolled);
+        for (number, line) in unrolled {
+            origins.push((file.name, number));
+            text.push_str(&line);
+            text.push('\n');
+        }
     }
     Composed { text, origins }
 }
@@ -350,9 +401,8 @@ impl Composed {
             let digits = part.len() - part.trim_start_matches(|c: char| c.is_ascii_digit()).len();
             match part[..digits].parse::<usize>() {
                 Ok(line) => {
-                    let origin = self.origins.iter().rev().find(|(start, _)| *start <= line);
-                    let (start, file) = origin.copied().unwrap_or((1, "shader"));
-                    located.push_str(&format!("{file}:{}{}", line + 1 - start, &part[digits..]));
+                    let (file, line) = self.origins.get(line.wrapping_sub(1)).copied().unwrap_or(("shader", line));
+                    located.push_str(&format!("{file}:{line}{}", &part[digits..]));
                 }
                 Err(_) => located.push_str(&format!("wgsl:{part}")),
             }

@@ -9,11 +9,6 @@ const SINK_FIRST: u32 = 1u;
 const SINK_GIVEN: u32 = 2u;
 const LAG: i32 = i32(CONTINUOUS);
 
-// Columns staged at a time, as vectors of 4; one more a row, so that rows start in different memory banks.
-const STAGE: u32 = BLOCK_K / 4u;
-const PITCH: u32 = STAGE + 1u;
-const THREADS: u32 = BLOCK_Q * BLOCK_K / 16u;
-
 // A sequence: its batch in the tensors, its number (that of its sink), its first row and token, how many it has, and how
 // many tokens its part of the tensors has room for.
 struct Place {
@@ -68,6 +63,11 @@ fn visible_nodes(place: Place, row: u32) -> vec2<i32> {
         return vec2(0, -1);
     }
     return vec2(max(params.first_node, last - params.window), last);
+}
+
+// What was packed into the workspace; the kernels define `packed`, since they declare the workspace differently.
+fn packed4(at: vec4<u32>) -> vec4<f32> {
+    return vec4(packed(at.x), packed(at.y), packed(at.z), packed(at.w));
 }
 
 // Where rows of a head lie.
@@ -141,11 +141,7 @@ fn load_sink(base: u32, node: i32, column: u32, end: u32) -> vec4<f32> {
     }
     let columns = column + vec4(0u, 1u, 2u, 3u);
     let at = base + min(columns, vec4(end - 1u));
-    return select(
-        vec4(0.0),
-        vec4(workspace[at.x], workspace[at.y], workspace[at.z], workspace[at.w]),
-        columns < vec4(end),
-    );
+    return select(vec4(0.0), packed4(at), columns < vec4(end));
 }
 
 // Lengths of the segments that end in 4 nodes.
@@ -155,22 +151,5 @@ fn load_intervals(place: Place, node: i32) -> vec4<f32> {
     }
     let base = params.packed_intervals + place.batch * params.keys + place.key0;
     let at = base + vec4<u32>(clamp(node + vec4(0, 1, 2, 3), vec4(1), vec4(i32(place.keys))) - 1);
-    return vec4(workspace[at.x], workspace[at.y], workspace[at.z], workspace[at.w]);
-}
-
-// Σ w v over the 4 nodes from `node` that lie in the range seen.
-fn seen_sum(
-    w: vec4<f32>,
-    node: i32,
-    range: vec2<i32>,
-    v0: vec4<f32>,
-    v1: vec4<f32>,
-    v2: vec4<f32>,
-    v3: vec4<f32>,
-) -> vec4<f32> {
-    let nodes = node + vec4(0, 1, 2, 3);
-    let seen = (nodes >= vec4(range.x)) & (nodes <= vec4(range.y));
-    let zero = vec4(0.0);
-    return select(zero, w.x * v0, seen.x) + select(zero, w.y * v1, seen.y)
-        + select(zero, w.z * v2, seen.z) + select(zero, w.w * v3, seen.w);
+    return packed4(at);
 }

@@ -1,5 +1,6 @@
 //! The backward pass: plan, bind, record.
 
+use super::forward::lanes_constants;
 use super::operands::{
     AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, sink_part,
     three_dimensions,
@@ -7,7 +8,7 @@ use super::operands::{
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{DType, TensorView, check_overlaps};
@@ -35,7 +36,12 @@ params! {
 const GRID: File = wgsl!("shared/grid.wgsl");
 const EXP: File = wgsl!("shared/exp.wgsl");
 const ATTENTION: File = wgsl!("shared/attention.wgsl");
+const TILE: File = wgsl!("shared/attention_tile.wgsl");
 const BACKWARD: File = wgsl!("shared/attention_backward.wgsl");
+const BACKWARD_TILE: File = wgsl!("shared/attention_backward_tile.wgsl");
+const LANES_FILE: File = wgsl!("shared/lanes.wgsl");
+const ATTENTION_LANES: File = wgsl!("shared/attention_lanes.wgsl");
+const BACKWARD_LANES: File = wgsl!("shared/attention_backward_lanes.wgsl");
 
 pub(crate) static ROWS: Kernel = Kernel {
     name: "attention_backward_rows",
@@ -46,7 +52,7 @@ pub(crate) static ROWS: Kernel = Kernel {
 
 pub(crate) static OUTPUTS: Kernel = Kernel {
     name: "attention_backward_outputs",
-    files: &[GRID, EXP, ATTENTION, BACKWARD, wgsl!("attention_backward_outputs.wgsl")],
+    files: &[GRID, EXP, ATTENTION, TILE, BACKWARD, BACKWARD_TILE, wgsl!("attention_backward_outputs.wgsl")],
     params: &AttentionParams::LAYOUT,
     bindings: &[
         input("q").stored(),
@@ -60,7 +66,7 @@ pub(crate) static OUTPUTS: Kernel = Kernel {
 
 pub(crate) static DQ: Kernel = Kernel {
     name: "attention_backward_dq",
-    files: &[GRID, EXP, ATTENTION, BACKWARD, wgsl!("attention_backward_dq.wgsl")],
+    files: &[GRID, EXP, ATTENTION, TILE, BACKWARD, BACKWARD_TILE, wgsl!("attention_backward_dq.wgsl")],
     params: &AttentionParams::LAYOUT,
     bindings: &[
         input("q").stored(),
@@ -75,7 +81,7 @@ pub(crate) static DQ: Kernel = Kernel {
 
 pub(crate) static DKV: Kernel = Kernel {
     name: "attention_backward_dkv",
-    files: &[GRID, EXP, ATTENTION, BACKWARD, wgsl!("attention_backward_dkv.wgsl")],
+    files: &[GRID, EXP, ATTENTION, TILE, BACKWARD, BACKWARD_TILE, wgsl!("attention_backward_dkv.wgsl")],
     params: &AttentionParams::LAYOUT,
     bindings: &[
         input("q").stored(),
@@ -89,12 +95,87 @@ pub(crate) static DKV: Kernel = Kernel {
     ],
 };
 
+pub(crate) static OUTPUTS_LANES: Kernel = Kernel {
+    name: "attention_backward_outputs_lanes",
+    files: &[
+        GRID,
+        EXP,
+        ATTENTION,
+        LANES_FILE,
+        ATTENTION_LANES,
+        BACKWARD,
+        BACKWARD_LANES,
+        wgsl!("attention_backward_outputs_lanes.wgsl"),
+    ],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
+        input("d_out").stored(),
+        workspace("workspace").vectors(),
+        input("table").words(),
+    ],
+};
+
+pub(crate) static DQ_LANES: Kernel = Kernel {
+    name: "attention_backward_dq_lanes",
+    files: &[
+        GRID,
+        EXP,
+        ATTENTION,
+        LANES_FILE,
+        ATTENTION_LANES,
+        BACKWARD,
+        BACKWARD_LANES,
+        wgsl!("attention_backward_dq_lanes.wgsl"),
+    ],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
+        input("d_out").stored(),
+        workspace("workspace").vectors(),
+        output("d_q").stored(),
+        input("table").words(),
+    ],
+};
+
+pub(crate) static DKV_LANES: Kernel = Kernel {
+    name: "attention_backward_dkv_lanes",
+    files: &[
+        GRID,
+        EXP,
+        ATTENTION,
+        LANES_FILE,
+        ATTENTION_LANES,
+        BACKWARD,
+        BACKWARD_LANES,
+        wgsl!("attention_backward_dkv_lanes.wgsl"),
+    ],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
+        input("d_out").stored(),
+        workspace("workspace").vectors(),
+        output("d_k").stored(),
+        output("d_v").stored(),
+        input("table").words(),
+    ],
+};
+
 pub(crate) static REDUCE: Kernel = Kernel {
     name: "reduce",
     files: &[GRID, wgsl!("reduce.wgsl")],
     params: &ReduceParams::LAYOUT,
     bindings: &[workspace("workspace"), output("destination").stored()],
 };
+
+/// As in the forward pass; two tiles are in registers here.
+pub(crate) const GROUPS: u32 = 4;
 
 /// What is compiled into `attention_backward_dq` and `attention_backward_dkv`.
 pub(crate) fn constants(config: &AttentionConfig, ragged: (&'static str, u32)) -> Constants {
@@ -250,6 +331,8 @@ pub struct AttentionBackwardPlan {
     attention: Attention,
     shape: AttentionShape,
     lengths: Lengths,
+    /// Whether there is room for the kernels of one subgroup a workgroup.
+    lanes: bool,
     /// One, unless the workspace of the whole can't be bound.
     pieces: Vec<Piece>,
     workspace_bytes: u64,
@@ -258,10 +341,17 @@ pub struct AttentionBackwardPlan {
 impl AttentionBackwardPlan {
     pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
-        let (pieces, workspace_bytes) = Piece::whole(shape.batch, shape.kv_heads)
-            .plan(|piece| Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece))?.workspace.bytes()))?;
+        let plan = |lanes| {
+            let plan = Piece::whole(shape.batch, shape.kv_heads).plan(|piece| {
+                Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece), lanes)?.workspace.bytes())
+            });
+            plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
+        };
+        // The workspace of kernels of one subgroup a workgroup may be too large for a binding.
+        let lanes = attention.gpu().lanes();
+        let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
         let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
-        Ok(AttentionBackwardPlan { attention, shape, lengths, pieces, workspace_bytes })
+        Ok(AttentionBackwardPlan { attention, shape, lengths, lanes, pieces, workspace_bytes })
     }
 
     /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has: linear in T.
@@ -326,7 +416,7 @@ impl AttentionBackwardPlan {
         for piece in &self.pieces {
             for piece in piece.split(&fits)? {
                 let part = tensors.part(&self.shape, &piece)?;
-                let pass = Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths)?;
+                let pass = Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths, self.lanes)?;
                 let gradients = [("d_sink_k", &tensors.d_sink_k), ("d_sink_v", &tensors.d_sink_v)];
                 for ((name, gradient), shared) in gradients.into_iter().zip(shared) {
                     // Added up with 16 bits the sum would stand still one day.
@@ -352,6 +442,7 @@ struct Pass<'a> {
     attention: &'a Attention,
     shape: AttentionShape,
     blocks: Blocks,
+    lanes: bool,
     workspace: WorkspaceLayout,
     /// Packed inputs, rows and partial gradients are bound as one.
     all: Part,
@@ -359,12 +450,14 @@ struct Pass<'a> {
     d_sink_k: u64,
     d_sink_v: u64,
     d_intervals: u64,
+    /// Where the sums of the kernels of one subgroup a workgroup start.
+    sums: u64,
     /// Where d_k and d_v are bound when there is no token.
     spare: [Part; 2],
 }
 
 impl<'a> Pass<'a> {
-    fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
+    fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths, lanes: bool) -> Result<Self> {
         let config = attention.config();
         let blocks = Blocks::new(config, shape, lengths, BLOCK_Q)?;
         let kv_heads = shape.kv_heads as u64;
@@ -379,11 +472,20 @@ impl<'a> Pass<'a> {
             Method::Softmax => 0,
         };
         let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
-        let all = workspace.reserve("workspace of the gradients", d_intervals.saturating_add(segments))?;
+        let mut elements = d_intervals.saturating_add(segments);
+        let sums = workspace.aligned(elements);
+        if lanes {
+            // Those of d_q, then those of d_k and d_v.
+            let [key, value] = [config.head_dim, config.value_dim].map(|dim| dim.next_multiple_of(4) as u64);
+            let rows = blocks.row_tasks(shape).saturating_mul(key);
+            let nodes = blocks.node_tasks(shape).saturating_mul(key + value);
+            elements = sums.saturating_add(rows.max(nodes).saturating_mul(BLOCK_Q as u64));
+        }
+        let all = workspace.reserve("workspace of the gradients", elements)?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
         let shape = *shape;
-        Ok(Pass { attention, shape, blocks, workspace, all, rows, d_sink_k, d_sink_v, d_intervals, spare })
+        Ok(Pass { attention, shape, blocks, lanes, workspace, all, rows, d_sink_k, d_sink_v, d_intervals, sums, spare })
     }
 
     fn bind(
@@ -397,6 +499,8 @@ impl<'a> Pass<'a> {
         let gpu = self.attention.gpu();
         let (config, limits) = (self.attention.config(), gpu.limits());
         let AttentionShape { batch, heads, kv_heads, queries, keys } = self.shape;
+        let AttentionGradients { q, k, v, d_out, d_q, d_k, d_v, .. } = tensors;
+        let lanes = self.lanes && suits_lanes(&[q, k, v, d_out, d_q, d_k, d_v]);
         let operands = tensors.operands();
         let has_out = tensors.out.dtype() == DType::F32;
         let all = self.all.of(workspace);
@@ -416,6 +520,7 @@ impl<'a> Pass<'a> {
             d_sink_k_partial: self.d_sink_k as u32,
             d_sink_v_partial: self.d_sink_v as u32,
             d_intervals_partial: self.d_intervals as u32,
+            sums: self.sums as u32,
             ..operands.params(config, &self.shape, &self.blocks, limits, packed)
         };
         let row_count = batch as u64 * heads as u64 * queries as u64;
@@ -427,16 +532,21 @@ impl<'a> Pass<'a> {
         let arguments = [bound(&tensors.out), bound(&tensors.lse), d_out.clone(), d_lse, Some(all.clone())];
         call.push(gpu, &ROWS, Vec::new(), &params, &arguments, row_count.div_ceil(64))?;
 
-        let constants = constants(config, self.blocks.constants());
+        let ([outputs, dq, dkv], constants) = if lanes {
+            let constants = lanes_constants(config, self.blocks.constants(), GROUPS);
+            ([&OUTPUTS_LANES, &DQ_LANES, &DKV_LANES], constants)
+        } else {
+            ([&OUTPUTS, &DQ, &DKV], constants(config, self.blocks.constants()))
+        };
         let table = self.blocks.upload(gpu)?;
         let workgroups = self.blocks.row_tasks(&self.shape);
         let inputs = [q, k, v, d_out, Some(all.clone())];
         if !has_out {
             let arguments = [&inputs[..], std::slice::from_ref(&table)].concat();
-            call.push(gpu, &OUTPUTS, constants.clone(), &params, &arguments, workgroups)?;
+            call.push(gpu, outputs, constants.clone(), &params, &arguments, workgroups)?;
         }
         let arguments = [&inputs[..], &[bound(&tensors.d_q), table.clone()]].concat();
-        call.push(gpu, &DQ, constants.clone(), &params, &arguments, workgroups)?;
+        call.push(gpu, dq, constants.clone(), &params, &arguments, workgroups)?;
 
         let spare = |part: &Part| Some(part.of(workspace));
         let d_k = bound(&tensors.d_k).or_else(|| spare(&self.spare[0]));
@@ -445,7 +555,7 @@ impl<'a> Pass<'a> {
         let any = keys > 0 || config.sink == Sink::Given;
         let workgroups = if any { self.blocks.node_tasks(&self.shape) } else { 0 };
         let arguments = [&inputs[..], &[d_k, d_v, table]].concat();
-        call.push(gpu, &DKV, constants, &params, &arguments, workgroups)?;
+        call.push(gpu, dkv, constants, &params, &arguments, workgroups)?;
 
         // Sinks that are shared gather from every sequence, intervals from every head.
         let (kv_heads, keys) = (kv_heads as u64, keys as u64);

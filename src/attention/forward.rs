@@ -1,9 +1,10 @@
 //! The forward pass: plan, bind, record.
 
 use super::operands::{AttentionParams, BLOCK_K, Blocks, check_sizes, packed_elements};
-use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method};
+use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::Result;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::gpu::LANES;
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
@@ -14,7 +15,9 @@ pub(crate) static FORWARD: Kernel = Kernel {
         wgsl!("shared/grid.wgsl"),
         wgsl!("shared/exp.wgsl"),
         wgsl!("shared/phi.wgsl"),
+        wgsl!("shared/segment_weights.wgsl"),
         wgsl!("shared/attention.wgsl"),
+        wgsl!("shared/attention_tile.wgsl"),
         wgsl!("attention_forward.wgsl"),
     ],
     params: &AttentionParams::LAYOUT,
@@ -23,6 +26,30 @@ pub(crate) static FORWARD: Kernel = Kernel {
         input("k").stored(),
         input("v").stored(),
         workspace("workspace"),
+        output("out").stored(),
+        output("lse"),
+        input("table").words(),
+    ],
+};
+
+pub(crate) static FORWARD_LANES: Kernel = Kernel {
+    name: "attention_forward_lanes",
+    files: &[
+        wgsl!("shared/grid.wgsl"),
+        wgsl!("shared/exp.wgsl"),
+        wgsl!("shared/phi.wgsl"),
+        wgsl!("shared/segment_weights.wgsl"),
+        wgsl!("shared/attention.wgsl"),
+        wgsl!("shared/lanes.wgsl"),
+        wgsl!("shared/attention_lanes.wgsl"),
+        wgsl!("attention_forward_lanes.wgsl"),
+    ],
+    params: &AttentionParams::LAYOUT,
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("v").stored(),
+        workspace("workspace").vectors(),
         output("out").stored(),
         output("lse"),
         input("table").words(),
@@ -54,6 +81,21 @@ pub(crate) fn constants(
     ]
 }
 
+/// Groups of nodes of a tile of `attention_forward_lanes`: the larger, the fewer loads, the longer compilation takes.
+pub(crate) const GROUPS: u32 = 6;
+
+/// What is compiled into the kernels of one subgroup a workgroup; any head dimension is the same to them.
+pub(crate) fn lanes_constants(config: &AttentionConfig, ragged: (&'static str, u32), groups: u32) -> Constants {
+    vec![
+        ragged,
+        ("CONTINUOUS", u32::from(config.method == Method::Continuous)),
+        ("GIVEN", u32::from(config.sink == Sink::Given)),
+        ("LANES", LANES),
+        ("GROUPS", groups),
+        ("TILE", groups * LANES),
+    ]
+}
+
 /// Below this many workgroups the keys of a row are split over several, each of which gets at least so many nodes.
 const FEW_WORKGROUPS: u64 = 128;
 const SPLIT_NODES: u64 = 512;
@@ -78,6 +120,8 @@ pub struct AttentionPlan {
     shape: AttentionShape,
     lengths: Lengths,
     splits: (u64, u64),
+    /// Whether there is room for `attention_forward_lanes`.
+    lanes: bool,
     /// One, unless the workspace of the whole can't be bound.
     pieces: Vec<Piece>,
     workspace_bytes: u64,
@@ -86,14 +130,20 @@ pub struct AttentionPlan {
 impl AttentionPlan {
     pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
-        let config = attention.config();
         let block_q = Blocks::forward_rows(shape, lengths);
+        let config = attention.config();
         let splits = splits(config, shape, &Blocks::new(config, shape, lengths, block_q)?);
-        let (pieces, workspace_bytes) = Piece::whole(shape.batch, shape.kv_heads).plan(|piece| {
-            Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece), splits)?.workspace.bytes())
-        })?;
+        let plan = |lanes| {
+            let plan = Piece::whole(shape.batch, shape.kv_heads).plan(|piece| {
+                Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece), splits, lanes)?.workspace.bytes())
+            });
+            plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
+        };
+        // Of a few rows most of a subgroup's would not exist; and the sums may be too large for a binding.
+        let lanes = attention.gpu().lanes() && block_q == 4 * LANES as usize;
+        let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
         let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
-        Ok(AttentionPlan { attention, shape, lengths, splits, pieces, workspace_bytes })
+        Ok(AttentionPlan { attention, shape, lengths, splits, lanes, pieces, workspace_bytes })
     }
 
     /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has.
@@ -134,7 +184,8 @@ impl AttentionPlan {
         for piece in &self.pieces {
             for piece in piece.split(&fits)? {
                 let part = tensors.part(&self.shape, &piece)?;
-                let pass = Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths, self.splits)?;
+                let pass =
+                    Pass::new(&self.attention, &self.shape.part(&piece), &part.lengths, self.splits, self.lanes)?;
                 pass.bind(&mut call, &part, &workspace)?;
             }
         }
@@ -149,17 +200,26 @@ struct Pass<'a> {
     blocks: Blocks,
     /// Parts of a row's nodes that workgroups of their own have, and nodes of each.
     splits: (u64, u64),
+    lanes: bool,
     workspace: WorkspaceLayout,
     /// Packed inputs, then out and lse of every split.
     all: Part,
     out_partial: u64,
     lse_partial: u64,
+    /// Where the sums of `attention_forward_lanes` start.
+    sums: u64,
     /// Where an lse nobody asked for is bound.
     spare: Part,
 }
 
 impl<'a> Pass<'a> {
-    fn new(attention: &'a Attention, shape: &AttentionShape, lengths: &Lengths, splits: (u64, u64)) -> Result<Self> {
+    fn new(
+        attention: &'a Attention,
+        shape: &AttentionShape,
+        lengths: &Lengths,
+        splits: (u64, u64),
+        lanes: bool,
+    ) -> Result<Self> {
         let config = attention.config();
         let blocks = Blocks::new(config, shape, lengths, Blocks::forward_rows(shape, lengths))?;
         let rows = (shape.batch as u64 * shape.heads as u64).saturating_mul(shape.queries as u64);
@@ -167,10 +227,28 @@ impl<'a> Pass<'a> {
         let out_partial = packed_elements(config, shape, blocks.sequences);
         let lse_partial = out_partial.saturating_add(partial_rows.saturating_mul(config.value_dim as u64));
         let mut workspace = WorkspaceLayout::new(attention.gpu().limits());
-        let all = workspace.reserve("workspace of attention", lse_partial.saturating_add(partial_rows))?;
+        let mut elements = lse_partial.saturating_add(partial_rows);
+        let sums = workspace.aligned(elements);
+        if lanes {
+            let rows = blocks.row_tasks(shape).saturating_mul(blocks.block_q as u64);
+            elements = sums.saturating_add(rows.saturating_mul(config.value_dim.next_multiple_of(4) as u64));
+        }
+        let all = workspace.reserve("workspace of attention", elements)?;
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
-        Ok(Pass { attention, shape: *shape, blocks, splits, workspace, all, out_partial, lse_partial, spare })
+        Ok(Pass {
+            attention,
+            shape: *shape,
+            blocks,
+            splits,
+            lanes,
+            workspace,
+            all,
+            out_partial,
+            lse_partial,
+            sums,
+            spare,
+        })
     }
 
     fn bind(&self, call: &mut Call, tensors: &AttentionTensors, workspace: &TensorView) -> Result<()> {
@@ -179,18 +257,21 @@ impl<'a> Pass<'a> {
         let operands = tensors.operands();
         let all = self.all.of(workspace);
         let packed = operands.pack(gpu, call, &all)?;
+        let lanes = self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
+        let (splits, split_nodes) = if lanes { (1, 0) } else { self.splits };
         let params = AttentionParams {
             out: tensors.out.layout(limits),
             lse: tensors.lse.as_ref().map_or([0; 4], |lse| lse.layout(limits)),
             has_lse: u32::from(tensors.lse.is_some()),
-            splits: self.splits.0 as u32,
-            split_nodes: self.splits.1 as i32,
+            splits: splits as u32,
+            split_nodes: split_nodes as i32,
             out_partial: self.out_partial as u32,
             lse_partial: self.lse_partial as u32,
+            sums: self.sums as u32,
             ..operands.params(config, &self.shape, &self.blocks, limits, packed)
         };
         let params = params_buffer(gpu, FORWARD.name, &params);
-        let split = self.splits.0 > 1;
+        let split = splits > 1;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
         let out = bound(&tensors.out);
         let lse = tensors.lse.as_ref().map_or_else(|| Some(self.spare.of(workspace)), bound);
@@ -203,8 +284,12 @@ impl<'a> Pass<'a> {
             lse.clone(),
             self.blocks.upload(gpu)?,
         ];
+        let workgroups = self.blocks.row_tasks(&self.shape) * splits;
+        if lanes {
+            let constants = lanes_constants(config, self.blocks.constants(), GROUPS);
+            return call.push(gpu, &FORWARD_LANES, constants, &params, &arguments, workgroups);
+        }
         let constants = constants(config.method, config.value_dim, self.blocks.block_q, self.blocks.constants(), split);
-        let workgroups = self.blocks.row_tasks(&self.shape) * self.splits.0;
         call.push(gpu, &FORWARD, constants, &params, &arguments, workgroups)?;
         if split {
             let AttentionShape { batch, heads, queries, .. } = self.shape;

@@ -70,9 +70,10 @@ params! {
         d_sink_k_partial: u32,
         d_sink_v_partial: u32,
         d_intervals_partial: u32,
+        /// Of kernels that sum rows in the workspace.
+        sums: u32,
         unused0: u32,
         unused1: u32,
-        unused2: u32,
     }
 }
 

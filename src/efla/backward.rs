@@ -57,16 +57,17 @@
 
 use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes};
 use super::forward::{
-    Build, DECAY, GATES, GRID, KEY, PREPARE, PREPARE_FILES, PRODUCT, QUERY, STATE, STATE_FILES, STATES, Scan, TILE,
-    UPDATES, gates_workgroups, state_blocks, state_workgroups,
+    Build, CHUNK_LANES, DECAY, GATES, GRID, KEY, LANES_FILE, PREPARE, PREPARE_FILES, PREPARE_LANES,
+    PREPARE_LANES_FILES, PRODUCT, PRODUCT_LANES, QUERY, SCORES, STATE, STATE_FILES, STATE_LANES, STATE_LANES_FILES,
+    STATES, Scan, TILE, UPDATES, gates_workgroups, state_blocks, state_workgroups,
 };
 use super::{Efla, EflaGradients, EflaShape, Form};
 use crate::attention::backward::reduce;
 use crate::error::{Error, Result};
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
-use crate::shader::{Constants, File, Kernel, input, output, wgsl, workspace};
-use crate::tensor::{TensorView, check_overlaps};
+use crate::shader::{Constants, File, Format, Kernel, input, output, wgsl, workspace};
+use crate::tensor::{DType, TensorView, check_overlaps};
 
 const D_OUT: File = wgsl!("shared/efla_d_out.wgsl");
 
@@ -88,7 +89,7 @@ pub(crate) static READ: Kernel = Kernel {
 
 pub(crate) static SUM: Kernel = Kernel {
     name: "efla_backward_sum",
-    files: &[GRID, TILE, wgsl!("efla_backward_sum.wgsl")],
+    files: &[GRID, TILE, wgsl!("shared/row_sum.wgsl"), wgsl!("efla_backward_sum.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("x").stored(),
@@ -97,6 +98,14 @@ pub(crate) static SUM: Kernel = Kernel {
         output("d_x").stored(),
         input("table").words(),
     ],
+};
+
+/// [`SUM`] with a subgroup a row.
+pub(crate) static SUM_LANES: Kernel = Kernel {
+    name: "efla_backward_sum_lanes",
+    files: &[GRID, TILE, wgsl!("shared/row_sum_lanes.wgsl"), wgsl!("efla_backward_sum.wgsl")],
+    params: &EflaParams::LAYOUT,
+    bindings: SUM.bindings,
 };
 
 pub(crate) static OUTPUT: Kernel = Kernel {
@@ -146,7 +155,7 @@ pub(crate) static FOUND: Kernel = Kernel {
 
 pub(crate) static VALUES: Kernel = Kernel {
     name: "efla_backward_values",
-    files: &[GRID, TILE, wgsl!("efla_backward_values.wgsl")],
+    files: &[GRID, TILE, wgsl!("shared/row_sum.wgsl"), wgsl!("efla_backward_values.wgsl")],
     params: &EflaParams::LAYOUT,
     bindings: &[
         input("v").stored(),
@@ -157,6 +166,14 @@ pub(crate) static VALUES: Kernel = Kernel {
         output("d_beta"),
         input("table").words(),
     ],
+};
+
+/// [`VALUES`] with a subgroup a row.
+pub(crate) static VALUES_LANES: Kernel = Kernel {
+    name: "efla_backward_values_lanes",
+    files: &[GRID, TILE, wgsl!("shared/row_sum_lanes.wgsl"), wgsl!("efla_backward_values.wgsl")],
+    params: &EflaParams::LAYOUT,
+    bindings: VALUES.bindings,
 };
 
 pub(crate) static KEYS: Kernel = Kernel {
@@ -175,10 +192,119 @@ pub(crate) static KEYS: Kernel = Kernel {
     ],
 };
 
+pub(crate) static READ_LANES: Kernel = Kernel {
+    name: "efla_backward_read_lanes",
+    files: &[GRID, TILE, KEY, LANES_FILE, CHUNK_LANES, PRODUCT_LANES, SCORES, wgsl!("efla_backward_read_lanes.wgsl")],
+    params: &EflaParams::LAYOUT,
+    bindings: &[
+        input("reader").stored(),
+        input("k").stored(),
+        workspace("gates"),
+        workspace("u").vectors(),
+        workspace("states").vectors(),
+        workspace("w").vectors(),
+        input("table").words(),
+    ],
+};
+
+pub(crate) static OUTPUT_LANES: Kernel = Kernel {
+    name: "efla_backward_output_lanes",
+    files: &[
+        GRID,
+        TILE,
+        KEY,
+        QUERY,
+        D_OUT,
+        LANES_FILE,
+        CHUNK_LANES,
+        PRODUCT_LANES,
+        SCORES,
+        wgsl!("efla_backward_output_lanes.wgsl"),
+    ],
+    params: &EflaParams::LAYOUT,
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("d_out").stored(),
+        workspace("gates"),
+        workspace("u").vectors(),
+        workspace("states").vectors(),
+        input("table").words(),
+    ],
+};
+
+pub(crate) static FOUND_LANES: Kernel = Kernel {
+    name: "efla_backward_found_lanes",
+    files: &[GRID, TILE, KEY, LANES_FILE, CHUNK_LANES, PRODUCT_LANES, SCORES, wgsl!("efla_backward_found_lanes.wgsl")],
+    params: &EflaParams::LAYOUT,
+    bindings: &[
+        input("k").stored(),
+        workspace("gates"),
+        workspace("u").vectors(),
+        workspace("states").vectors(),
+        workspace("found").vectors(),
+        input("table").words(),
+    ],
+};
+
+pub(crate) static KEYS_LANES: Kernel = Kernel {
+    name: "efla_backward_keys_lanes",
+    files: &[
+        GRID,
+        TILE,
+        KEY,
+        QUERY,
+        D_OUT,
+        LANES_FILE,
+        CHUNK_LANES,
+        PRODUCT_LANES,
+        SCORES,
+        wgsl!("efla_backward_keys_lanes.wgsl"),
+    ],
+    params: &EflaParams::LAYOUT,
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        input("d_out").stored(),
+        workspace("gates"),
+        workspace("y").vectors(),
+        workspace("states").vectors(),
+        workspace("w").vectors(),
+        input("table").words(),
+    ],
+};
+
+/// [`PREPARE_LANES`] for the transpose.
+pub(crate) static PREPARE_REVERSE_LANES: Kernel = Kernel {
+    name: "efla_backward_prepare_lanes",
+    files: PREPARE_LANES_FILES,
+    params: &EflaParams::LAYOUT,
+    bindings: PREPARE_LANES.bindings,
+};
+
+/// [`STATE_LANES`] from the last chunk to the first.
+pub(crate) static STATE_REVERSE_LANES: Kernel = Kernel {
+    name: "efla_backward_state_lanes",
+    files: STATE_LANES_FILES,
+    params: &EflaParams::LAYOUT,
+    bindings: STATE_LANES.bindings,
+};
+
+/// [`STATE_LANES`] once more, from V_new.
+pub(crate) static STATE_REPLAY_LANES: Kernel = Kernel {
+    name: "efla_backward_replay_lanes",
+    files: STATE_LANES_FILES,
+    params: &EflaParams::LAYOUT,
+    bindings: STATE_LANES.bindings,
+};
+
 /// Elements a token that a gated operator has among the gates: 8 + 4 + 6, the last four parts of d_log_decay.
 const GATED_ELEMENTS: u64 = 18;
 /// Elements a chunk and block of value columns that it has behind them.
 const PASSED: u64 = 8;
+
+/// How Y is read by vectors.
+const VECTORS: Format = Format { dtype: DType::F32, vectors: true };
 
 /// Tokens of a head that one workgroup of `efla_backward_sum` or `efla_backward_values` has.
 const ROWS: u64 = 8;
@@ -200,6 +326,27 @@ pub(crate) enum Stage {
 
 /// The kernels in the order they run, with what is compiled into them.
 pub(crate) fn kernels(build: Build) -> Vec<(Stage, &'static Kernel, Constants)> {
+    if build.lanes {
+        let read = |keys: bool| build.lanes(vec![("KEYS", keys.into())]);
+        let prepare = |reverse: bool| build.lanes(vec![("REVERSE", reverse.into())]);
+        let state = |scan: Scan| build.lanes(vec![("SCAN", scan as u32)]);
+        return vec![
+            (Stage::Recompute, &GATES, build.gates(Form::Chunked)),
+            (Stage::Recompute, &PREPARE_LANES, prepare(false)),
+            (Stage::Recompute, &STATE_LANES, state(Scan::Forward)),
+            (Stage::Queries, &READ_LANES, read(false)),
+            (Stage::Queries, &SUM_LANES, read(false)),
+            (Stage::Keys, &FOUND_LANES, build.lanes(vec![])),
+            (Stage::Scan, &OUTPUT_LANES, build.lanes(vec![])),
+            (Stage::Scan, &PREPARE_REVERSE_LANES, prepare(true)),
+            (Stage::Scan, &STATE_REVERSE_LANES, state(Scan::Reverse)),
+            (Stage::Keys, &VALUES_LANES, build.lanes(vec![])),
+            (Stage::Writers, &KEYS_LANES, build.lanes(vec![])),
+            (Stage::Recompute, &STATE_REPLAY_LANES, state(Scan::Replay)),
+            (Stage::Keys, &READ_LANES, read(true)),
+            (Stage::Keys, &SUM_LANES, read(true)),
+        ];
+    }
     let keys = |keys: bool| [vec![("KEYS", keys.into())], build.products()].concat();
     vec![
         (Stage::Recompute, &GATES, build.gates(Form::Chunked)),
@@ -225,6 +372,8 @@ pub struct EflaBackwardPlan {
     efla: Efla,
     shape: EflaShape,
     cu_seqlens: Option<Vec<usize>>,
+    /// Whether there is room for the kernels of one subgroup a workgroup.
+    lanes: bool,
     /// One, unless the workspace of the whole can't be bound.
     pieces: Vec<Piece>,
     workspace_bytes: u64,
@@ -233,10 +382,16 @@ pub struct EflaBackwardPlan {
 impl EflaBackwardPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
-        let (pieces, workspace_bytes) = Piece::whole(shape.batch, shape.heads)
-            .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens)?.workspace.bytes()))?;
+        let plan = |lanes| {
+            let plan = Piece::whole(shape.batch, shape.heads)
+                .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, lanes)?.workspace.bytes()));
+            plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
+        };
+        // It takes more memory, perhaps more than a binding.
+        let lanes = efla.knows_lanes();
+        let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
         let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
-        Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, cu_seqlens, pieces, workspace_bytes })
+        Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, cu_seqlens, lanes, pieces, workspace_bytes })
     }
 
     /// Bytes of device memory a call needs besides its tensors. With T padded to whole chunks of C tokens, per batch
@@ -317,7 +472,7 @@ impl EflaBackwardPlan {
         let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
         for piece in &self.pieces {
             for piece in piece.split(&fits)? {
-                let pass = Pass::new(&self.efla, &self.shape.part(&piece), self.cu_seqlens.as_deref())?;
+                let pass = Pass::new(&self.efla, &self.shape.part(&piece), self.cu_seqlens.as_deref(), self.lanes)?;
                 pass.bind(&mut call, &tensors.part(&self.shape, &piece)?, &workspace)?;
             }
         }
@@ -331,6 +486,7 @@ struct Pass<'a> {
     shape: EflaShape,
     packing: Packing,
     sizes: Sizes,
+    lanes: bool,
     workspace: WorkspaceLayout,
     scratch: Scratch,
     /// Gradient of V_new from within the chunk, then Y, `[B, H_v, chunks·C, D_v]`; behind it, bound with it where both are
@@ -343,7 +499,7 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn new(efla: &'a Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
+    fn new(efla: &'a Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>, lanes: bool) -> Result<Self> {
         let (config, limits) = (efla.config(), efla.gpu().limits());
         let packing = Packing::new(shape, cu_seqlens, Some(efla.chunk()))?;
         let sizes = Sizes::new(config, shape, &packing, efla.chunk());
@@ -356,7 +512,7 @@ impl<'a> Pass<'a> {
                 sizes.elements(&[tokens, GATED_ELEMENTS]).saturating_add(passed)
             }
         };
-        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements)?;
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, lanes)?;
         let values = sizes.elements(&[rows, value_dim]);
         let found_offset = workspace.aligned(values);
         let y_and_found = workspace.reserve("workspace of Y and X", found_offset.saturating_add(values))?;
@@ -364,7 +520,7 @@ impl<'a> Pass<'a> {
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
         let shape = *shape;
-        Ok(Pass { efla, shape, packing, sizes, workspace, scratch, y_and_found, y, found, found_offset, spare })
+        Ok(Pass { efla, shape, packing, sizes, lanes, workspace, scratch, y_and_found, y, found, found_offset, spare })
     }
 
     fn bind(&self, call: &mut Call, tensors: &EflaGradients, workspace: &TensorView) -> Result<()> {
@@ -401,7 +557,7 @@ impl<'a> Pass<'a> {
                 ("v", _) => bound(&tensors.v),
                 ("beta", _) => bound(&tensors.beta),
                 ("log_decay", _) => tensors.log_decay.as_ref().and_then(bound),
-                ("d_out", _) | ("rows", Stage::Queries) => bound(&tensors.d_out),
+                ("d_out", _) | ("rows" | "reader", Stage::Queries) => bound(&tensors.d_out),
                 ("d_x", Stage::Queries) => bound(&tensors.d_q),
                 ("d_x", _) => bound(&tensors.d_k),
                 ("d_v", _) => bound(&tensors.d_v),
@@ -412,6 +568,7 @@ impl<'a> Pass<'a> {
                 ("w", _) => part(self.scratch.w),
                 ("found", _) => part(self.found),
                 ("y", Stage::Writers) => part(self.y_and_found),
+                ("reader", _) => part(self.y).map(|range| BoundRange { format: VECTORS, ..range }),
                 ("y" | "rows", _) | ("u", Stage::Scan) => part(self.y),
                 ("table", _) => table.clone(),
                 ("u", _) => part(self.scratch.u),
@@ -422,17 +579,22 @@ impl<'a> Pass<'a> {
         };
 
         let sizes = &self.sizes;
+        let EflaGradients { q, k, v, d_out, d_q, d_k, d_v, .. } = tensors;
+        let lanes = self.lanes && suits_lanes(&[q, k, v, d_out, d_q, d_k, d_v]);
         let key_rows = (batch as u64 * heads as u64).saturating_mul(sizes.rows);
         if key_rows > 1 << 31 {
             let argument = "rows of all heads in whole chunks".to_string();
             return Err(Error::Limit { argument, got: key_rows, limit_name: "2³¹", limit: 1 << 31 });
         }
-        for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged())) {
+        for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged(), lanes)) {
             let workgroups = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes),
-                "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_workgroups(sizes),
-                "efla_backward_sum" => key_rows.div_ceil(ROWS),
-                "efla_backward_values" => (sizes.sequences * sizes.rows).div_ceil(ROWS),
+                "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_workgroups(sizes, false),
+                "efla_state_lanes" | "efla_backward_state_lanes" | "efla_backward_replay_lanes" => {
+                    state_workgroups(sizes, true)
+                }
+                "efla_backward_sum" | "efla_backward_sum_lanes" => key_rows.div_ceil(ROWS),
+                "efla_backward_values" | "efla_backward_values_lanes" => (sizes.sequences * sizes.rows).div_ceil(ROWS),
                 _ => sizes.sequences * sizes.chunks,
             };
             let params = if stage == Stage::Recompute { &recompute_params } else { &params };

@@ -1,5 +1,6 @@
 //! What the calls of EFLA share: sizes, scratch memory, the state's two ends, parameters.
 
+use super::forward::LANES_CHUNK;
 use super::{EflaConfig, EflaShape, Integrator};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
@@ -219,13 +220,19 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub fn reserve(layout: &mut WorkspaceLayout, sizes: &Sizes, gate_elements: u64) -> Result<Self> {
-        let Sizes { chunks, rows, key_dim, value_dim, .. } = *sizes;
+    /// With `lanes` the running state of every scan and the matrix of every chunk stand behind the states.
+    pub fn reserve(layout: &mut WorkspaceLayout, sizes: &Sizes, gate_elements: u64, lanes: bool) -> Result<Self> {
+        let Sizes { chunks, rows, key_dim, value_dim, scans, .. } = *sizes;
+        let mut states = sizes.elements(&[chunks, key_dim, value_dim]);
+        if lanes {
+            let running = scans.saturating_mul(key_dim * value_dim);
+            states = states.saturating_add(running).saturating_add(sizes.elements(&[rows, LANES_CHUNK as u64]));
+        }
         Ok(Scratch {
             gates: layout.reserve("workspace of the gates", gate_elements)?,
             w: layout.reserve("workspace of W", sizes.elements(&[rows, key_dim]))?,
             u: layout.reserve("workspace of U", sizes.elements(&[rows, value_dim]))?,
-            states: layout.reserve("workspace of the states", sizes.elements(&[chunks, key_dim, value_dim]))?,
+            states: layout.reserve("workspace of the states", states)?,
         })
     }
 }

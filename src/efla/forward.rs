@@ -1,10 +1,10 @@
 //! The forward pass, chunked and recurrent: plan, bind, record.
 
 use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes};
-use super::{Efla, EflaShape, EflaTensors, Form};
+use super::{Efla, EflaConfig, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer};
+use crate::gpu::{Gpu, LANES};
+use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
@@ -82,6 +82,60 @@ pub(crate) static OUTPUT: Kernel = Kernel {
     ],
 };
 
+pub(super) const LANES_FILE: File = wgsl!("shared/lanes.wgsl");
+pub(super) const CHUNK_LANES: File = wgsl!("shared/efla_lanes.wgsl");
+pub(super) const PRODUCT_LANES: File = wgsl!("shared/efla_lanes_product.wgsl");
+pub(super) const SCORES: File = wgsl!("shared/efla_lanes_scores.wgsl");
+pub(super) const PREPARE_LANES_FILES: &[File] =
+    &[GRID, TILE, KEY, VALUE, LANES_FILE, CHUNK_LANES, wgsl!("efla_prepare_lanes.wgsl")];
+pub(super) const STATE_LANES_FILES: &[File] =
+    &[GRID, TILE, KEY, LANES_FILE, CHUNK_LANES, PRODUCT_LANES, wgsl!("efla_state_lanes.wgsl")];
+
+pub(crate) static PREPARE_LANES: Kernel = Kernel {
+    name: "efla_prepare_lanes",
+    files: PREPARE_LANES_FILES,
+    params: &EflaParams::LAYOUT,
+    bindings: &[
+        input("k").stored(),
+        input("v").stored(),
+        workspace("gates"),
+        workspace("w").vectors(),
+        workspace("u").vectors(),
+        input("table").words(),
+    ],
+};
+
+pub(crate) static STATE_LANES: Kernel = Kernel {
+    name: "efla_state_lanes",
+    files: STATE_LANES_FILES,
+    params: &EflaParams::LAYOUT,
+    bindings: &[
+        input("k").stored(),
+        workspace("gates"),
+        workspace("w").vectors(),
+        input("initial_state"),
+        workspace("u").vectors(),
+        workspace("states").vectors(),
+        output("final_state"),
+        input("table").words(),
+    ],
+};
+
+pub(crate) static OUTPUT_LANES: Kernel = Kernel {
+    name: "efla_output_lanes",
+    files: &[GRID, TILE, KEY, QUERY, LANES_FILE, CHUNK_LANES, PRODUCT_LANES, SCORES, wgsl!("efla_output_lanes.wgsl")],
+    params: &EflaParams::LAYOUT,
+    bindings: &[
+        input("q").stored(),
+        input("k").stored(),
+        workspace("gates"),
+        workspace("u").vectors(),
+        workspace("states").vectors(),
+        output("out").stored(),
+        input("table").words(),
+    ],
+};
+
 pub(crate) static RECURRENT: Kernel = Kernel {
     name: "efla_recurrent",
     files: &[GRID, TILE, wgsl!("efla_recurrent.wgsl")],
@@ -117,12 +171,20 @@ pub(crate) fn workgroup_bytes(chunk: usize) -> u32 {
     if chunk == 64 { 32768 } else { 16384 }
 }
 
+/// Chunk length of the kernels of one subgroup a workgroup: 4 rows a lane.
+pub(super) const LANES_CHUNK: usize = 4 * LANES as usize;
+
+/// Whether those kernels can do what is configured: they know no decay, and their arrays consist of vectors.
+pub(super) fn knows_lanes(gpu: &Gpu, config: &EflaConfig) -> bool {
+    gpu.lanes() && !config.gated && config.key_dim.is_multiple_of(4) && config.value_dim.is_multiple_of(4)
+}
+
 /// The configured chunk length, else the longest that fits and is hardly longer than the keys: beyond, a chunk's own
 /// products cost more than the state's, and it may wipe out so much of the state that the rounding of the rest shows.
-pub(crate) fn chunk_length(gpu: &Gpu, configured: Option<usize>, key_dim: usize) -> Result<usize> {
+pub(crate) fn chunk_length(gpu: &Gpu, config: &EflaConfig) -> Result<usize> {
     let limit = gpu.limits().max_compute_workgroup_storage_size;
-    let longest = if limit >= workgroup_bytes(64) { 64 } else { 32 };
-    let chunk = configured.unwrap_or(key_dim.next_power_of_two().clamp(16, longest));
+    let longest = if limit >= workgroup_bytes(64) && !knows_lanes(gpu, config) { 64 } else { LANES_CHUNK };
+    let chunk = config.chunk.unwrap_or(config.key_dim.next_power_of_two().clamp(16, longest));
     if workgroup_bytes(chunk) > limit {
         return Err(Error::Limit {
             argument: format!("workgroup memory for chunk = {chunk}"),
@@ -142,6 +204,8 @@ pub(crate) struct Build {
     pub gated: bool,
     /// Whether sequences are packed.
     pub ragged: bool,
+    /// Whether the kernels of one subgroup a workgroup do it.
+    pub lanes: bool,
 }
 
 /// What a run of `efla_state` is for.
@@ -189,6 +253,11 @@ impl Build {
         [own, self.chunks()].concat()
     }
 
+    /// Constants of the kernels of one subgroup a workgroup, before those of their own.
+    pub fn lanes(self, own: Constants) -> Constants {
+        [own, vec![("LANES", LANES), ("GROUPS", 4), ("TILE", 4 * LANES)], self.chunks()].concat()
+    }
+
     /// Constants of `efla_recurrent`.
     fn recurrent(self) -> Constants {
         let stages = ("KEY_STAGES", self.key_dim.div_ceil(COLUMNS) as u32);
@@ -198,6 +267,12 @@ impl Build {
     /// The kernels of a form in the order they run.
     pub fn kernels(self, form: Form) -> Vec<(&'static Kernel, Constants)> {
         match form {
+            Form::Chunked if self.lanes => vec![
+                (&GATES, self.gates(form)),
+                (&PREPARE_LANES, self.lanes(vec![("REVERSE", 0)])),
+                (&STATE_LANES, self.lanes(vec![("SCAN", Scan::Forward as u32)])),
+                (&OUTPUT_LANES, self.lanes(vec![])),
+            ],
             Form::Chunked => vec![
                 (&GATES, self.gates(form)),
                 (&PREPARE, self.prepare(false)),
@@ -220,8 +295,8 @@ pub(super) fn state_blocks(sizes: &Sizes) -> u64 {
 }
 
 /// Workgroups of `efla_state`.
-pub(super) fn state_workgroups(sizes: &Sizes) -> u64 {
-    sizes.scans * state_blocks(sizes)
+pub(super) fn state_workgroups(sizes: &Sizes, lanes: bool) -> u64 {
+    sizes.scans * if lanes { sizes.value_dim.div_ceil(COLUMNS as u64) } else { state_blocks(sizes) }
 }
 
 /// A validated forward call of given sizes, from [`Efla::plan`] or [`Efla::plan_step`].
@@ -232,6 +307,8 @@ pub struct EflaPlan {
     cu_seqlens: Option<Vec<usize>>,
     /// Whether the call demands both ends of the state.
     step: bool,
+    /// Whether there is room for the kernels of one subgroup a workgroup.
+    lanes: bool,
     /// One, unless the workspace of the whole can't be bound.
     pieces: Vec<Piece>,
     workspace_bytes: u64,
@@ -240,10 +317,16 @@ pub struct EflaPlan {
 impl EflaPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
-        let (pieces, workspace_bytes) = Piece::whole(shape.batch, shape.heads)
-            .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens)?.workspace.bytes()))?;
+        let plan = |lanes| {
+            let plan = Piece::whole(shape.batch, shape.heads)
+                .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, lanes)?.workspace.bytes()));
+            plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
+        };
+        let lanes = efla.knows_lanes() && efla.config.form == Form::Chunked;
+        // It takes more memory, perhaps more than a binding.
+        let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
         let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
-        Ok(EflaPlan { efla: efla.clone(), shape: *shape, cu_seqlens, step: false, pieces, workspace_bytes })
+        Ok(EflaPlan { efla: efla.clone(), shape: *shape, cu_seqlens, step: false, lanes, pieces, workspace_bytes })
     }
 
     pub(super) fn step(efla: &Efla, shape: &EflaShape) -> Result<Self> {
@@ -306,7 +389,7 @@ impl EflaPlan {
         let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
         for piece in &self.pieces {
             for piece in piece.split(&fits)? {
-                let pass = Pass::new(&self.efla, &self.shape.part(&piece), self.cu_seqlens.as_deref())?;
+                let pass = Pass::new(&self.efla, &self.shape.part(&piece), self.cu_seqlens.as_deref(), self.lanes)?;
                 pass.bind(&mut call, &tensors.part(&self.shape, &piece)?, &workspace)?;
             }
         }
@@ -320,6 +403,7 @@ struct Pass<'a> {
     shape: EflaShape,
     packing: Packing,
     sizes: Sizes,
+    lanes: bool,
     workspace: WorkspaceLayout,
     scratch: Scratch,
     /// Where a final state nobody asked for and an output without tokens are bound.
@@ -327,16 +411,17 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn new(efla: &'a Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
+    fn new(efla: &'a Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>, lanes: bool) -> Result<Self> {
         let config = efla.config();
         let packing = Packing::new(shape, cu_seqlens, (config.form == Form::Chunked).then(|| efla.chunk()))?;
         let sizes = Sizes::new(config, shape, &packing, efla.chunk());
         let mut workspace = WorkspaceLayout::new(efla.gpu().limits());
         let gate_elements = if config.gated { 8 } else { 4 };
-        let scratch = Scratch::reserve(&mut workspace, &sizes, sizes.elements(&[sizes.tokens, gate_elements]))?;
+        let gate_elements = sizes.elements(&[sizes.tokens, gate_elements]);
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, lanes)?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        Ok(Pass { efla, shape: *shape, packing, sizes, workspace, scratch, spare })
+        Ok(Pass { efla, shape: *shape, packing, sizes, lanes, workspace, scratch, spare })
     }
 
     fn bind(&self, call: &mut Call, tensors: &EflaTensors, workspace: &TensorView) -> Result<()> {
@@ -375,10 +460,11 @@ impl<'a> Pass<'a> {
         };
 
         let sizes = &self.sizes;
-        for (kernel, constants) in self.efla.build(self.packing.is_ragged()).kernels(config.form) {
+        let lanes = self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
+        for (kernel, constants) in self.efla.build(self.packing.is_ragged(), lanes).kernels(config.form) {
             let workgroups = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes),
-                "efla_state" => state_workgroups(sizes),
+                "efla_state" | "efla_state_lanes" => state_workgroups(sizes, lanes),
                 "efla_recurrent" => sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
                 _ => sizes.sequences * sizes.chunks,
             };

@@ -447,9 +447,9 @@ impl Efla {
     /// device's workgroup memory, [`Error::Gpu`] when a kernel doesn't compile.
     pub fn new(gpu: &Gpu, config: EflaConfig) -> Result<Self> {
         config.validate()?;
-        let chunk = forward::chunk_length(gpu, config.chunk, config.key_dim)?;
+        let chunk = forward::chunk_length(gpu, &config)?;
         let efla = Efla { gpu: gpu.clone(), config, chunk };
-        for (kernel, constants) in efla.build(false).kernels(config.form) {
+        for (kernel, constants) in efla.build(false, efla.knows_lanes()).kernels(config.form) {
             let dim = |name: &str| if matches!(name, "q" | "k") { config.key_dim } else { config.value_dim };
             gpu.precompile(kernel, constants, dim)?;
         }
@@ -457,8 +457,13 @@ impl Efla {
     }
 
     /// What is compiled into its kernels.
-    fn build(&self, ragged: bool) -> forward::Build {
-        forward::Build { chunk: self.chunk, key_dim: self.config.key_dim, gated: self.config.gated, ragged }
+    fn build(&self, ragged: bool, lanes: bool) -> forward::Build {
+        forward::Build { chunk: self.chunk, key_dim: self.config.key_dim, gated: self.config.gated, ragged, lanes }
+    }
+
+    /// Whether the kernels of one subgroup a workgroup can do it.
+    fn knows_lanes(&self) -> bool {
+        forward::knows_lanes(&self.gpu, &self.config) && self.chunk == forward::LANES_CHUNK
     }
 
     /// The configuration.

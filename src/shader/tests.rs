@@ -7,7 +7,7 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, StorageAccess, TypeInner};
 
 use super::{Binding, Constants, Format, Kernel, Kind, Role, Variant, compose};
-use crate::attention::{self, AttentionConfig, Method};
+use crate::attention::{self, AttentionConfig, Method, Sink};
 use crate::copy;
 use crate::efla::forward::Build;
 use crate::efla::{self, Form};
@@ -31,6 +31,16 @@ fn kernels() -> Vec<Compiled> {
     ];
     let dims = [32, 64, 96, 128, 160, 192, 224, 256];
     for method in [Method::Continuous, Method::Softmax] {
+        for (sink, ragged) in [(Sink::Zero, 0), (Sink::Given, 1)] {
+            let config = AttentionConfig { method, sink, ..Default::default() };
+            let lanes = |groups| attention::forward::lanes_constants(&config, ("RAGGED", ragged), groups);
+            kernels.push((&attention::forward::FORWARD_LANES, lanes(attention::forward::GROUPS)));
+            for kernel in
+                [&attention::backward::OUTPUTS_LANES, &attention::backward::DQ_LANES, &attention::backward::DKV_LANES]
+            {
+                kernels.push((kernel, lanes(attention::backward::GROUPS)));
+            }
+        }
         for value_dim in dims {
             for (block_q, ragged, split) in [(32, 0, false), (8, 0, true), (32, 1, true)] {
                 let constants = attention::forward::constants(method, value_dim, block_q, ("RAGGED", ragged), split);
@@ -50,12 +60,18 @@ fn kernels() -> Vec<Compiled> {
         for (gated, ragged) in [(false, false), (true, false), (false, true), (true, true)] {
             // Packed sequences change nothing that depends on the chunk.
             for chunk in if ragged { &[32][..] } else { &[16, 32, 64] } {
-                let build = Build { chunk: *chunk, key_dim, gated, ragged };
+                let build = Build { chunk: *chunk, key_dim, gated, ragged, lanes: false };
                 kernels.extend(build.kernels(Form::Chunked));
                 let backward = efla::backward::kernels(build);
                 kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
             }
-            kernels.extend(Build { chunk: 64, key_dim, gated, ragged }.kernels(Form::Recurrent));
+            if !gated {
+                let build = Build { chunk: 32, key_dim, gated, ragged, lanes: true };
+                kernels.extend(build.kernels(Form::Chunked));
+                let backward = efla::backward::kernels(build);
+                kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
+            }
+            kernels.extend(Build { chunk: 64, key_dim, gated, ragged, lanes: false }.kernels(Form::Recurrent));
         }
     }
     // Many do not depend on every choice above.
@@ -95,8 +111,11 @@ fn check(variant: &Variant) {
     let composed = compose(variant);
     let module = naga::front::wgsl::parse_str(&composed.text)
         .unwrap_or_else(|error| panic!("{name}: {}", composed.locate(&error.emit_to_string(&composed.text))));
-    // No optional capability: every adapter can run every variant.
-    Validator::new(ValidationFlags::all(), Capabilities::empty())
+    // No optional capability, so that every adapter can run the variant; but for the kernels with a twin that needs none.
+    let lanes = variant.constants.iter().any(|(name, _)| *name == "LANES");
+    let capabilities =
+        if lanes { Capabilities::SUBGROUP | Capabilities::SUBGROUP_BARRIER } else { Capabilities::empty() };
+    Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
         .unwrap_or_else(|error| panic!("{name} {:?}: {error:?}", variant.constants));
     let mut layouter = Layouter::default();

@@ -257,7 +257,7 @@ fn few_nodes() {
 #[test]
 fn zero_d_out_gives_zeros_and_scaling_is_linear() {
     let rng = &mut rng(7);
-    let config = AttentionConfig { head_dim: 12, value_dim: 9, sink: Sink::Given, ..Default::default() };
+    let config = AttentionConfig { head_dim: 16, value_dim: 8, sink: Sink::Given, ..Default::default() };
     let shape = AttentionShape { batch: 2, heads: 4, kv_heads: 2, queries: 45, keys: 70 };
     let problem = Problem::random(rng, config, shape, true);
     let scaled = |factor: f32| {
@@ -330,7 +330,7 @@ fn a_nan_row_spoils_only_what_it_sees() {
 #[test]
 fn a_row_of_one_node_hands_on_its_gradient_only() {
     let rng = &mut rng(14);
-    let config = AttentionConfig { head_dim: 8, value_dim: 5, sink: Sink::None, ..Default::default() };
+    let config = AttentionConfig { head_dim: 8, value_dim: 8, sink: Sink::None, ..Default::default() };
     let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 40, keys: 40 };
     let clean = Problem::random(rng, config, shape, false);
     let mut dirty = clean.clone();

@@ -178,7 +178,7 @@ fn intervals_at_their_extremes() {
             for causal in [true, false] {
                 for window in [None, Some(3), Some(33)] {
                     let config =
-                        AttentionConfig { head_dim: 4, value_dim: 3, sink, causal, window, ..Default::default() };
+                        AttentionConfig { head_dim: 8, value_dim: 8, sink, causal, window, ..Default::default() };
                     let shape = AttentionShape { batch: 2, heads: 2, kv_heads: 1, queries: 70, keys: 75 };
                     let mut case = AttentionCase::random(config, shape, &mut rng);
                     case.intervals = Some((0..2 * 75).map(|_| kind(&mut rng)).collect());
@@ -236,7 +236,7 @@ fn rows_with_one_node_or_none() {
         for (queries, keys) in [(9, 4), (40, 1), (65, 32), (5, 0), (1, 0), (40, 0), (1, 1)] {
             for causal in [true, false] {
                 for intervals in [false, true] {
-                    let config = AttentionConfig { head_dim: 3, value_dim: 4, sink, causal, ..Default::default() };
+                    let config = AttentionConfig { head_dim: 8, value_dim: 8, sink, causal, ..Default::default() };
                     let shape = AttentionShape { batch: 2, heads: 2, kv_heads: 2, queries, keys };
                     let mut case = AttentionCase::random(config, shape, &mut rng);
                     if intervals {
@@ -247,12 +247,12 @@ fn rows_with_one_node_or_none() {
                     let last =
                         |row: usize| if causal { row as i64 + 1 + keys as i64 - queries as i64 } else { keys as i64 };
                     for row in 0..queries {
-                        let (out, lse) = (&got.out[row * 4..row * 4 + 4], got.lse[row]);
+                        let (out, lse) = (&got.out[row * 8..row * 8 + 8], got.lse[row]);
                         let expected = match (sink, last(row)) {
-                            (_, last) if last < 0 => [0.0; 4],
-                            (Sink::Given, 0) => case.sink_v.as_ref().unwrap()[..4].try_into().unwrap(),
-                            (Sink::None, 1) => case.v[..4].try_into().unwrap(),
-                            (_, 0) => [0.0; 4],
+                            (_, last) if last < 0 => [0.0; 8],
+                            (Sink::Given, 0) => case.sink_v.as_ref().unwrap()[..8].try_into().unwrap(),
+                            (Sink::None, 1) => case.v[..8].try_into().unwrap(),
+                            (_, 0) => [0.0; 8],
                             _ => continue,
                         };
                         assert_eq!(out, expected, "row {row} of {}", case.label());
@@ -294,7 +294,7 @@ fn no_key_but_intervals() {
     let mut rng = rng(15);
     for sink in SINKS {
         for causal in [false, true] {
-            let config = AttentionConfig { head_dim: 3, value_dim: 4, sink, causal, ..Default::default() };
+            let config = AttentionConfig { head_dim: 8, value_dim: 8, sink, causal, ..Default::default() };
             let shape = AttentionShape { batch: 2, heads: 2, kv_heads: 2, queries: 3, keys: 0 };
             AttentionCase::random(config, shape, &mut rng).with_intervals(&mut rng).check();
         }

@@ -9,7 +9,7 @@ const SINKS: [Sink; 4] = [Sink::Zero, Sink::First, Sink::Given, Sink::None];
 const KEYS: usize = 97;
 
 fn configs() -> Vec<AttentionConfig> {
-    let base = AttentionConfig { head_dim: 5, value_dim: 4, ..Default::default() };
+    let base = AttentionConfig { head_dim: 8, value_dim: 8, ..Default::default() };
     let mut configs = Vec::new();
     for window in [None, Some(1), Some(7), Some(33)] {
         configs.extend(SINKS.map(|sink| AttentionConfig { sink, window, ..base }));
@@ -119,7 +119,7 @@ fn nodes_before_the_window_do_not_reach_a_row() {
 #[test]
 fn without_a_sink_the_first_interval_is_not_used() {
     let mut rng = rng(3);
-    let config = AttentionConfig { head_dim: 5, value_dim: 4, sink: Sink::None, ..Default::default() };
+    let config = AttentionConfig { head_dim: 8, value_dim: 8, sink: Sink::None, ..Default::default() };
     let shape = AttentionShape { batch: 2, heads: 2, kv_heads: 1, queries: 40, keys: 40 };
     let case = AttentionCase::random(config, shape, &mut rng).with_intervals(&mut rng);
     let mut changed = case.clone();
@@ -132,14 +132,14 @@ fn without_a_sink_the_first_interval_is_not_used() {
 #[test]
 fn rows_do_not_depend_on_other_queries() {
     let mut rng = rng(4);
-    let config = AttentionConfig { head_dim: 5, value_dim: 4, ..Default::default() };
+    let config = AttentionConfig { head_dim: 8, value_dim: 8, ..Default::default() };
     let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 70, keys: 70 };
     let case = AttentionCase::random(config, shape, &mut rng);
     let mut changed = case.clone();
-    changed.q[33 * 5..34 * 5].fill(1e6);
+    changed.q[33 * 8..34 * 8].fill(1e6);
     let (before, after) = (case.run(), changed.run());
     for row in (0..70).filter(|&row| row != 33) {
-        assert_eq!(bits(&before.out[row * 4..row * 4 + 4]), bits(&after.out[row * 4..row * 4 + 4]), "row {row}");
+        assert_eq!(bits(&before.out[row * 8..row * 8 + 8]), bits(&after.out[row * 8..row * 8 + 8]), "row {row}");
         assert_eq!(before.lse[row].to_bits(), after.lse[row].to_bits(), "row {row}");
     }
     assert_ne!(before.lse[33], after.lse[33]);
@@ -149,7 +149,7 @@ fn rows_do_not_depend_on_other_queries() {
 fn later_tokens_do_not_reach_an_efla_row() {
     let mut rng = rng(5);
     let tokens = 150;
-    let config = EflaConfig { key_dim: 9, value_dim: 6, ..Default::default() };
+    let config = EflaConfig { key_dim: 24, value_dim: 8, ..Default::default() };
     let shape = EflaShape { batch: 2, heads: 1, value_heads: 2, tokens };
     let case = EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng);
     for (form, chunk) in FORMS {
@@ -158,7 +158,7 @@ fn later_tokens_do_not_reach_an_efla_row() {
         for cut in [1, 15, 16, 17, 31, 32, 33, 64, 65, 149] {
             let mut changed = case.clone();
             for (tensor, width) in
-                [(&mut changed.q, 9), (&mut changed.k, 9), (&mut changed.v, 6), (&mut changed.beta, 1)]
+                [(&mut changed.q, 24), (&mut changed.k, 24), (&mut changed.v, 8), (&mut changed.beta, 1)]
             {
                 for sequence in tensor.chunks_mut(tokens * width) {
                     sequence[cut * width..].iter_mut().for_each(|x| *x = rng.f32() * 10.0);
@@ -166,11 +166,11 @@ fn later_tokens_do_not_reach_an_efla_row() {
             }
             let after = changed.run();
             for (sequence, (before, after)) in
-                before.out.chunks(tokens * 6).zip(after.out.chunks(tokens * 6)).enumerate()
+                before.out.chunks(tokens * 8).zip(after.out.chunks(tokens * 8)).enumerate()
             {
                 let label = format!("sequence {sequence}, tokens from {cut} on changed, {}", case.label());
-                assert_eq!(bits(&before[..cut * 6]), bits(&after[..cut * 6]), "{label}");
-                assert_ne!(before[cut * 6..], after[cut * 6..], "{label}");
+                assert_eq!(bits(&before[..cut * 8]), bits(&after[..cut * 8]), "{label}");
+                assert_ne!(before[cut * 8..], after[cut * 8..], "{label}");
             }
         }
     }

@@ -144,7 +144,7 @@ fn checked_shaders_agree() {
 #[test]
 fn adapters_are_chosen_by_name_or_index() {
     let infos: Vec<_> = pollster::block_on(Gpu::adapters()).iter().map(wgpu::Adapter::get_info).collect();
-    let open = |adapter: AdapterChoice| Gpu::with_options(&GpuOptions { adapter: Some(adapter), checked: false });
+    let open = |adapter: AdapterChoice| Gpu::with_options(&GpuOptions { adapter: Some(adapter), ..Default::default() });
     let preferred = Gpu::preferred(&infos).unwrap();
     let info = &infos[preferred];
     assert_eq!(open(AdapterChoice::Index(preferred)).unwrap().info().name, info.name);
@@ -180,7 +180,7 @@ fn the_environment_chooses_an_adapter() {
 #[test]
 #[ignore = "run by the_environment_chooses_an_adapter"]
 fn opening_the_default_adapter() {
-    Gpu::with_options(&GpuOptions { adapter: Some(AdapterChoice::Index(0)), checked: false }).unwrap();
+    Gpu::with_options(&GpuOptions { adapter: Some(AdapterChoice::Index(0)), ..Default::default() }).unwrap();
     if let Err(error) = Gpu::new() {
         panic!("{error}");
     }

@@ -12,7 +12,7 @@ fn case(config: EflaConfig, rng: &mut fastrand::Rng) -> EflaCase {
 }
 
 fn config() -> EflaConfig {
-    EflaConfig { key_dim: 20, value_dim: 6, ..Default::default() }
+    EflaConfig { key_dim: 24, value_dim: 8, ..Default::default() }
 }
 
 #[test]
@@ -231,8 +231,8 @@ fn a_state_that_persists() {
             let case = case.in_form(form, chunk);
             let (got, label) = (case.run(), case.label());
             case.judge(&got);
-            let half = tokens / 2 * 6;
-            let sequences = got.out.chunks(tokens * 6).zip(want.out.chunks(tokens * 6));
+            let half = tokens / 2 * 8;
+            let sequences = got.out.chunks(tokens * 8).zip(want.out.chunks(tokens * 8));
             for (got, want) in sequences {
                 judge(&label, "last half of out", &got[half..], &want[half..], forward_limit());
             }

@@ -9,8 +9,9 @@ const SINKS: [Sink; 4] = [Sink::Zero, Sink::First, Sink::Given, Sink::None];
 const BAD: [f32; 3] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 const KEYS: usize = 75;
 const QUERIES: usize = 70;
-const HEAD_DIM: usize = 5;
-const VALUE_DIM: usize = 4;
+// Multiples of 8: on adapters that have them the kernels of one subgroup a workgroup run.
+const HEAD_DIM: usize = 8;
+const VALUE_DIM: usize = 8;
 
 fn configs() -> Vec<AttentionConfig> {
     let base = AttentionConfig { head_dim: HEAD_DIM, value_dim: VALUE_DIM, ..Default::default() };
@@ -189,7 +190,7 @@ fn heads_and_sequences_are_isolated() {
 const TOKENS: usize = 100;
 
 fn efla_case(rng: &mut fastrand::Rng) -> EflaCase {
-    let config = EflaConfig { key_dim: 9, value_dim: 6, ..Default::default() };
+    let config = EflaConfig { key_dim: 24, value_dim: 8, ..Default::default() };
     let shape = EflaShape { batch: 2, heads: 2, value_heads: 4, tokens: TOKENS };
     EflaCase::random(config, shape, rng).with_initial_state(rng)
 }
@@ -197,7 +198,7 @@ fn efla_case(rng: &mut fastrand::Rng) -> EflaCase {
 /// Which rows of one sequence differ from the clean run.
 fn spoiled_rows(got: &EflaOutput, clean: &EflaOutput, sequence: usize) -> Vec<usize> {
     let rows =
-        |output: &EflaOutput| output.out.chunks(6).skip(sequence * TOKENS).take(TOKENS).map(bits).collect::<Vec<_>>();
+        |output: &EflaOutput| output.out.chunks(8).skip(sequence * TOKENS).take(TOKENS).map(bits).collect::<Vec<_>>();
     let (got, clean) = (rows(got), rows(clean));
     (0..TOKENS).filter(|&row| got[row] != clean[row]).collect()
 }
@@ -216,9 +217,9 @@ fn a_bad_token_spoils_its_efla_sequence_from_there_on() {
                     let mut spoiled = case.clone();
                     // Query/key head 1 of sequence 0 serves value heads 2 and 3; v and beta belong to value head 2.
                     let (tensor, at) = match name {
-                        "q" => (&mut spoiled.q, (TOKENS + token) * 9 + 4),
-                        "k" => (&mut spoiled.k, (TOKENS + token) * 9 + 4),
-                        "v" => (&mut spoiled.v, (2 * TOKENS + token) * 6 + 4),
+                        "q" => (&mut spoiled.q, (TOKENS + token) * 24 + 4),
+                        "k" => (&mut spoiled.k, (TOKENS + token) * 24 + 4),
+                        "v" => (&mut spoiled.v, (2 * TOKENS + token) * 8 + 4),
                         _ => (&mut spoiled.beta, 2 * TOKENS + token),
                     };
                     tensor[at] = f32::NAN;
@@ -235,7 +236,7 @@ fn a_bad_token_spoils_its_efla_sequence_from_there_on() {
                         };
                         let label = format!("NaN in {name} of token {token}, sequence {sequence}, {}", case.label());
                         assert_eq!(spoiled_rows(&got, &clean, sequence), expected, "{label}");
-                        let state = sequence * 54..(sequence + 1) * 54;
+                        let state = sequence * 192..(sequence + 1) * 192;
                         let (state, clean) = (&got.final_state[state.clone()], &clean.final_state[state]);
                         let state_spoiled = reached && name != "q";
                         assert_eq!(bits(state) != bits(clean), state_spoiled, "final state, {label}");
@@ -257,11 +258,11 @@ fn a_bad_value_stays_in_its_column() {
         let clean = case.run();
         for (bad, token) in BAD.into_iter().zip([39, 41, 42]) {
             let mut spoiled = case.clone();
-            spoiled.v[token * 6 + 3] = bad;
+            spoiled.v[token * 8 + 3] = bad;
             let got = spoiled.run();
             for (at, (got, clean)) in got.out.iter().zip(&clean.out).enumerate() {
-                let reached = at < TOKENS * 6 && at / 6 >= token && at % 6 == 3;
-                let label = format!("row {}, column {}, {bad}, {}", at / 6, at % 6, case.label());
+                let reached = at < TOKENS * 8 && at / 8 >= token && at % 8 == 3;
+                let label = format!("row {}, column {}, {bad}, {}", at / 8, at % 8, case.label());
                 assert_eq!(got.to_bits() != clean.to_bits(), reached, "{label}");
             }
         }
@@ -276,7 +277,7 @@ fn a_bad_initial_state_stays_in_its_sequence() {
         let case = case.in_form(form, chunk);
         let clean = case.run();
         let mut spoiled = case.clone();
-        spoiled.initial_state.as_mut().unwrap()[3 * 54..4 * 54].fill(f32::NAN);
+        spoiled.initial_state.as_mut().unwrap()[3 * 192..4 * 192].fill(f32::NAN);
         let got = spoiled.run();
         for sequence in 0..8 {
             let expected = if sequence == 3 { TOKENS } else { 0 };

@@ -11,7 +11,7 @@ pub use placed::{Place, Placed};
 use std::sync::OnceLock;
 
 use continuous_attention::reference::compare::{Quantity, Scale, compare, limit};
-use continuous_attention::{Call, DType, Gpu, Tensor, TensorView, wgpu};
+use continuous_attention::{Call, DType, Gpu, GpuOptions, Tensor, TensorView, wgpu};
 
 /// Lengths and dimensions around the edges of every tile in use.
 pub const EDGES: [usize; 16] = [1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256];
@@ -21,10 +21,21 @@ pub fn forward_limit() -> f64 {
     limit(Quantity::Forward, DType::F32)
 }
 
-/// The device that all tests share.
+/// The device that all tests share. With `CONTINUOUS_ATTENTION_NO_SUBGROUPS` set it has no subgroups, so that the kernels
+/// of other adapters run.
 pub fn gpu() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
-    GPU.get_or_init(|| Gpu::new().expect("the tests need a GPU, a software one will do"))
+    GPU.get_or_init(|| {
+        let no_subgroups = std::env::var_os("CONTINUOUS_ATTENTION_NO_SUBGROUPS").is_some();
+        let gpu = Gpu::with_options(&GpuOptions { no_subgroups, ..Default::default() });
+        gpu.expect("the tests need a GPU, a software one will do")
+    })
+}
+
+/// One without subgroups.
+pub fn plain_gpu() -> &'static Gpu {
+    static GPU: OnceLock<Gpu> = OnceLock::new();
+    GPU.get_or_init(|| Gpu::with_options(&GpuOptions { no_subgroups: true, ..Default::default() }).unwrap())
 }
 
 /// How many random cases an operator gets.
@@ -86,8 +97,14 @@ pub fn submit_all(gpu: &Gpu, calls: &[&Call]) {
 }
 
 /// An input at an odd offset, with NaN on both sides: whatever is read there in error shows.
+/// Rows of 8 elements or a multiple of it start where vectors can be read whole, others anywhere: kernels differ in that.
+fn placed(offset: usize, shape: &[usize]) -> usize {
+    if shape.len() == 4 && shape[3].is_multiple_of(8) { offset.next_multiple_of(4) } else { offset }
+}
+
 pub fn input(gpu: &Gpu, values: &[f32], shape: &[usize], offset: usize) -> TensorView {
     const BEHIND: usize = 300;
+    let offset = placed(offset, shape);
     let mut padded = vec![f32::NAN; offset + values.len() + BEHIND];
     padded[offset..offset + values.len()].copy_from_slice(values);
     let tensor = gpu.upload(&padded, &[padded.len()]).unwrap();
@@ -110,6 +127,7 @@ impl Guarded {
     pub const ALIGNED: usize = 192;
 
     pub fn new(gpu: &Gpu, start: usize, shape: &[usize]) -> Self {
+        let start = placed(start, shape);
         let count: usize = shape.iter().product();
         let mut content: Vec<f32> = (0..start + count + Self::BEHIND).map(guard).collect();
         content[start..start + count].fill(f32::NAN);
@@ -120,7 +138,7 @@ impl Guarded {
     /// As [`Guarded::new`], but holding `values`.
     pub fn with(gpu: &Gpu, start: usize, shape: &[usize], values: &[f32]) -> Self {
         let guarded = Self::new(gpu, start, shape);
-        gpu.queue().write_buffer(guarded.tensor.buffer(), start as u64 * 4, bytemuck::cast_slice(values));
+        gpu.queue().write_buffer(guarded.tensor.buffer(), guarded.start as u64 * 4, bytemuck::cast_slice(values));
         guarded
     }
 

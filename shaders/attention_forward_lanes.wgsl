@@ -1,0 +1,174 @@
+// attention_forward for software adapters: a workgroup is one subgroup, a lane has 4 rows, tiles stay in registers
+// (lanes.wgsl says why). The steps and the arithmetic are those of attention_forward.wgsl, whose head explains them; the
+// sums of values stand in the workspace, since registers can't be indexed by a variable.
+
+// The identity of max over finite numbers. Whether a row has seen anything is a flag, not a value.
+const LOWEST: f32 = -3.4028234e38;
+
+fn load(part: u32, address: u32, column: u32) -> vec4<f32> {
+    if part == Q {
+        return q_load4(address, column, params.head_dim) * params.scale;
+    }
+    if part == K {
+        return load_k_at(address, column);
+    }
+    return load_v_at(address, column);
+}
+
+// Writes a row: `sum` is the integral Z if the row is `live` and so has one, `sums` where its sums start.
+fn finish(
+    task: Task,
+    row: u32,
+    first: i32,
+    last: i32,
+    v_of_head: Nodes,
+    sums: u32,
+    row_max: f32,
+    sum: f32,
+    live: bool,
+) {
+    let place = task.place;
+    if row >= place.queries {
+        return;
+    }
+    if params.has_lse == 1u {
+        // A constant that is not finite is an error in WGSL; a variable's bits are not.
+        var bits = 0xff800000u;
+        if live {
+            bits = bitcast<u32>(row_max + nan_log(sum));
+        }
+        let base = params.lse.x + place.batch * params.lse.y + task.head * params.lse.z;
+        lse[base + (place.query0 + row) * params.lse.w] = bitcast<f32>(bits);
+    }
+    // One node and no segment: the limit of a shrinking interval.
+    let lone = CONTINUOUS == 1u && first == last;
+    let value = node_address(v_of_head, first, params.v.w);
+    let base = params.out.x + place.batch * params.out.y + task.head * params.out.z
+        + (place.query0 + row) * params.out.w;
+    for (var column = 0u; column < params.value_dim; column += 4u) {
+        // Not `sum != 0.0`, which is false for a NaN: rows that see one must not look like rows of 0.
+        var result = select(workspace[sums + column / 4u] / sum, vec4(0.0), !live || sum == 0.0);
+        if lone {
+            result = load_v_at(value, column);
+        }
+        out_store4(base, column, params.value_dim, result);
+    }
+}
+
+@compute @workgroup_size(LANES)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
+    let index = workgroup_index(workgroup, workgroups);
+    if index >= params.row_tasks {
+        return;
+    }
+    let task = row_task(index);
+    let place = task.place;
+    let q_of_head = q_rows(place, task.head);
+    let k_of_head = k_nodes(place, task.head / params.group);
+    let v_of_head = v_nodes(place, task.head / params.group);
+
+    let row0 = task.block * ROWS;
+    // Both ends never decrease with the row.
+    let lowest = visible_nodes(place, row0);
+    let highest = visible_nodes(place, min(row0 + ROWS, place.queries) - 1u);
+    let row = row0 + 4u * lane;
+    let own = row_ranges(place, row);
+    let rows = row_addresses(q_of_head, row, params.q.w);
+    let vectors = (params.value_dim + 3u) / 4u;
+    let sums = params.sums / 4u + (index * ROWS + 4u * lane + vec4(0u, 1u, 2u, 3u)) * vectors;
+    clear_sums(sums, params.value_dim);
+
+    var row_max = vec4(0.0);
+    var row_sum = vec4(0.0);
+    var row_active = vec4(false);
+    var carried_logit = vec4(0.0);
+    var carried_weight = vec4(0.0);
+    var tile: Tile;
+    var seen: Mask;
+
+    for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(TILE)) {
+        // 1. Logits.
+        var keys = node_addresses(k_of_head, node0, lane, params.k.w);
+        dots(&tile, Q, rows, K, &keys, params.head_dim);
+
+        // 2. Weights. Segment n is active if the row sees nodes n − 1 and n and it has a length; an ordinary token if
+        // seen.
+        let first_active = own.first + LAG;
+        var tile_max = vec4(LOWEST);
+        var tile_active = vec4(false);
+        var left = carried_logit;
+//# for g in GROUPS
+        let intervals$g = load_interval(place, node0 + i32($g * LANES + lane));
+//# for lane in LANES
+        {
+            let a = tile[$g * LANES + $lane];
+            let node = vec4(node0 + i32($g * LANES + $lane));
+            var live = (node >= first_active) & (node <= own.last);
+            var top = a;
+            if CONTINUOUS == 1u {
+                live = live & vec4(subgroupBroadcast(intervals$g, $laneu) > 0.0);
+                top = max(a, left);
+            }
+            tile_max = max(tile_max, select(vec4(LOWEST), top, live));
+            tile_active = tile_active | live;
+            left = a;
+        }
+//# end
+//# end
+        let new_max = select(row_max, select(tile_max, max(row_max, tile_max), row_active), tile_active);
+        let factor = select(vec4(1.0), exp(row_max - new_max), tile_active & row_active);
+        row_max = new_max;
+        row_active = row_active | tile_active;
+
+        var tile_sum = vec4(0.0);
+        var pending = carried_weight * factor;
+        left = carried_logit;
+        // No end of an active segment lies above the maximum; the others may, and are not used.
+        var p_left = exp(min(left - row_max, vec4(0.0)));
+//# for g in GROUPS
+//# for lane in LANES
+        {
+            let a = tile[$g * LANES + $lane];
+            let node = vec4(node0 + i32($g * LANES + $lane));
+            var weight: vec4<f32>;
+            if CONTINUOUS == 0u {
+                let live = (node >= own.first) & (node <= own.last);
+                weight = select(vec4(0.0), nan_exp(select(vec4(0.0), a - row_max, live)), live);
+            } else {
+                let delta_t = subgroupBroadcast(intervals$g, $laneu);
+                let live = (node >= first_active) & (node <= own.last) & vec4(delta_t > 0.0);
+                let p = exp(min(a - row_max, vec4(0.0)));
+                let unit = segment_weights(a - left, p_left, p);
+                weight = select(vec4(0.0), delta_t * unit.left, live) + pending;
+                pending = select(vec4(0.0), delta_t * unit.right, live);
+                left = a;
+                p_left = p;
+            }
+            tile_sum += weight;
+            tile[$g * LANES + $lane] = weight;
+            let value = node - LAG;
+            seen[$g * LANES + $lane] = (value >= own.first) & (value <= own.last);
+        }
+//# end
+//# end
+        row_sum = row_sum * factor + tile_sum;
+        carried_logit = left;
+        carried_weight = pending;
+
+        // 3. Sums of values. A tile is whole if every row sees every node of it.
+        let value0 = node0 - LAG;
+        let whole = value0 >= highest.x && value0 + i32(TILE) - 1 <= lowest.y;
+        var values = node_addresses(v_of_head, value0, lane, params.v.w);
+        apply(&tile, whole, &seen, V, &values, params.value_dim, factor, sums);
+    }
+
+    var rest = row;
+//# for r in x y z w
+    finish(task, rest, own.first.$r, own.last.$r, v_of_head, sums.$r, row_max.$r, row_sum.$r, row_active.$r);
+    rest++;
+//# end
+}
