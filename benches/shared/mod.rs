@@ -31,7 +31,8 @@ pub fn bench(group: &str, sides: impl FnOnce(&Sizes) -> Vec<Side>) {
     let mut group = criterion.benchmark_group(group);
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
-    for Side { name, spec } in sides(&Sizes::of(gpu.info().device_type)) {
+    let sizes = Sizes::of(gpu.info().device_type, gpu.limits().max_storage_buffer_binding_size);
+    for Side { name, spec } in sides(&sizes) {
         // Nothing is made ready for a kernel that a filter leaves out.
         let mut ready: Option<Work> = None;
         group.throughput(Throughput::Elements(spec.flops() as u64));

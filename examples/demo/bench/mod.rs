@@ -29,7 +29,11 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     let options = GpuOptions { adapter: args.adapter.as_deref().map(AdapterChoice::from), ..GpuOptions::default() };
     let gpu = Gpu::with_options(&options)?;
     let info = gpu.info();
-    let sizes = if args.quick { Sizes::quick() } else { Sizes::of(info.device_type) };
+    let sizes = if args.quick {
+        Sizes::quick()
+    } else {
+        Sizes::of(info.device_type, gpu.limits().max_storage_buffer_binding_size)
+    };
     let mut rows = rows::all(&sizes, args.variants);
     if let Some(filter) = &args.filter {
         rows.retain(|row| row.key.contains(filter.as_str()));
@@ -58,7 +62,7 @@ pub fn bench(args: &BenchArgs) -> Outcome {
             bench.found.failures.push(format!("{}: {error}", row.key));
         }
     }
-    let Found { results, ratios, kernels, notes, failures } = bench.found;
+    let Found { results, ratios, kernels, shorter, fewer, failures } = bench.found;
 
     print(&format!(
         "{}, {}, {:?}, driver {} {}\nMedians by {}; the interval holds the ratio's median with a probability of 95 %.\n\
@@ -75,7 +79,12 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     for table in [&ratios, &kernels].into_iter().flatten() {
         print(&format!("\n{}", table.text()));
     }
-    print(&notes.iter().map(|note| format!("\n{note}")).collect::<String>());
+    if (shorter || fewer) && !args.quick {
+        let mut notes = Vec::new();
+        notes.extend(shorter.then_some("sequences are shorter than they should be where T says so"));
+        notes.extend(fewer.then_some("some rows have fewer than 30 pairs"));
+        print(&format!("\nTo end in time {}; `--pairs 30` insists on all.\n", notes.join(", and ")));
+    }
     if let Some(old) = &old {
         print(&comparison(&results, old));
     }
@@ -92,7 +101,9 @@ struct Found {
     results: Results,
     ratios: Option<Table>,
     kernels: Option<Table>,
-    notes: Vec<String>,
+    /// Whether a row had to make do with shorter sequences, or with fewer pairs than are good.
+    shorter: bool,
+    fewer: bool,
     failures: Vec<String>,
 }
 
@@ -110,13 +121,11 @@ impl Bench<'_> {
         let begin = Instant::now();
         let sides: Vec<_> = [Some(&row.first), row.second.as_ref()].into_iter().flatten().collect();
         let mut specs: Vec<Spec> = sides.iter().map(|side| side.spec).collect();
-        // Half of the time for pairs, the other for compiling and comparing.
-        let once = share.as_secs_f64() / 2.0 / (measure::LEAST + 2) as f64;
+        // Some of the time goes into compiling and comparing.
+        let once = 0.7 * share.as_secs_f64() / (measure::LEAST + 2) as f64;
         let divisor = shrink(self.gpu, self.timer, &specs, if self.forced() { f64::INFINITY } else { once })?;
-        if divisor > 1 {
-            specs.iter_mut().for_each(|spec| spec.tokens /= divisor);
-            self.found.notes.push(format!("{}: T divided by {divisor}, to end in time", row.key));
-        }
+        specs.iter_mut().for_each(|spec| spec.tokens /= divisor);
+        self.found.shorter |= divisor > 1;
         let works = specs.iter().map(|spec| Work::new(self.gpu, *spec)).collect::<Measured<Vec<_>>>()?;
         works.iter().try_for_each(|work| work.verify(self.gpu))?;
         let timed = works.iter().map(|work| work.timed(self.timer)).collect::<Measured<Vec<_>>>()?;
@@ -125,10 +134,7 @@ impl Bench<'_> {
         match (&*timed, &*works) {
             ([first, second], [first_work, second_work]) => {
                 let pairs = interleave(&budget, || first.sample(), || second.sample())?;
-                if pairs.ratio.count < measure::ENOUGH && !self.args.quick {
-                    let count = pairs.ratio.count;
-                    self.found.notes.push(format!("{}: {count} pairs, {} are better", row.key, measure::ENOUGH));
-                }
+                self.found.fewer |= pairs.ratio.count < measure::ENOUGH;
                 self.ratio(row, &specs, &pairs);
                 self.kernel(&sides[0].name, first_work, &pairs.first);
                 self.kernel(&sides[1].name, second_work, &pairs.second);
@@ -147,10 +153,13 @@ impl Bench<'_> {
         let header = ["ratio", "T", "first / second", "interval", "first, ms", "second, ms", "pairs"];
         let table = self.found.ratios.get_or_insert_with(|| Table::new(header));
         let (milliseconds, ratio) = (|spread: &Spread| 1e3 * spread.median, pairs.ratio);
-        let tokens = match (specs[0].tokens, specs[1].tokens) {
-            (first, second) if first == second => first.to_string(),
-            (first, second) => format!("{first}, {second}"),
-        };
+        let mut tokens = specs[0].tokens.to_string();
+        if specs[1].tokens != specs[0].tokens {
+            tokens += &format!(", {}", specs[1].tokens);
+        }
+        if specs[0].tokens != row.first.spec.tokens {
+            tokens += &format!(" of {}", row.first.spec.tokens);
+        }
         table.rows.push(vec![
             row.key.clone(),
             tokens,

@@ -33,12 +33,16 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    pub fn of(device: wgpu::DeviceType) -> Sizes {
+    /// `most` is how many bytes can be bound: a cache has to fit.
+    pub fn of(device: wgpu::DeviceType, most: u64) -> Sizes {
         let (few_heads, divisor) = (8, 1);
-        match device {
+        let sizes = match device {
             wgpu::DeviceType::Cpu => Sizes { heads: 8, tokens: 1024, few_heads, cache: 16384, cache_dim: 64, divisor },
             _ => Sizes { heads: 16, tokens: 4096, few_heads, cache: 65536, cache_dim: 128, divisor },
-        }
+        };
+        let fits = |cache: &usize| (4 * sizes.heads * cache * sizes.cache_dim) as u64 <= most;
+        let cache = std::iter::successors(Some(sizes.cache), |cache| Some(cache / 2)).find(fits);
+        Sizes { cache: cache.unwrap_or(sizes.cache), ..sizes }
     }
 
     /// Just enough to try everything out.
@@ -167,7 +171,11 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_mean_one_thing() {
-        for sizes in [Sizes::of(wgpu::DeviceType::Cpu), Sizes::of(wgpu::DeviceType::DiscreteGpu), Sizes::quick()] {
+        for sizes in [
+            Sizes::of(wgpu::DeviceType::Cpu, 1 << 27),
+            Sizes::of(wgpu::DeviceType::DiscreteGpu, 1 << 31),
+            Sizes::quick(),
+        ] {
             let rows = all(&sizes, true);
             let mut specs = HashMap::new();
             for (at, row) in rows.iter().enumerate() {
@@ -181,8 +189,14 @@ mod tests {
     }
 
     #[test]
+    fn caches_fit_a_binding() {
+        let cache = |most| Sizes::of(wgpu::DeviceType::DiscreteGpu, most).cache;
+        assert_eq!([1 << 31, 1 << 29, 1 << 27].map(cache), [65536, 65536, 16384]);
+    }
+
+    #[test]
     fn the_rows_of_the_bars_are_there() {
-        let rows = all(&Sizes::of(wgpu::DeviceType::Cpu), false);
+        let rows = all(&Sizes::of(wgpu::DeviceType::Cpu, 1 << 27), false);
         let row = |key: &str| rows.iter().find(|row| row.key == key).unwrap_or_else(|| panic!("{key}"));
         for key in [
             "continuous_over_ordinary_forward_d64",
