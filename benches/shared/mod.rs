@@ -33,6 +33,7 @@ pub fn bench(group: &str, sides: impl FnOnce(&Sizes) -> Vec<Side>) {
     group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
     let sizes = Sizes::of(gpu.info().device_type, gpu.limits().max_storage_buffer_binding_size);
     for Side { name, spec } in sides(&sizes) {
+        let spec = spec.chosen(&gpu).unwrap_or_else(|error| panic!("{name}: {error}"));
         // Nothing is made ready for a kernel that a filter leaves out.
         let mut ready: Option<Work> = None;
         group.throughput(Throughput::Elements(spec.flops() as u64));

@@ -99,7 +99,7 @@ impl Spec {
                 // and W, C² D_k each, U and the part of O within the chunk, C² D_v each; C³/3 for the inverse.
                 // Backward forms all of it again.
                 Kernel::Efla { chunk, .. } => {
-                    let c = chunk.unwrap_or(32) as f64;
+                    let c = chunk.unwrap_or(64) as f64;
                     let token = 6.0 * d * d + 5.0 * c * d + c * c / 3.0;
                     backward(token, token) * t
                 }
@@ -131,6 +131,15 @@ impl Spec {
 
     fn efla(&self, integrator: Integrator, form: Form, chunk: Option<usize>) -> EflaConfig {
         EflaConfig { key_dim: self.dim, value_dim: self.dim, integrator, form, chunk, ..Default::default() }
+    }
+
+    /// With the chunk that EFLA takes where none is said: operations are counted by it.
+    pub fn chosen(mut self, gpu: &Gpu) -> Result<Spec> {
+        if let Kernel::Efla { integrator, form, chunk: chunk @ None, .. } = &mut self.kernel {
+            let config = EflaConfig { key_dim: self.dim, integrator: *integrator, form: *form, ..Default::default() };
+            *chunk = Some(Efla::new(gpu, config)?.chunk());
+        }
+        Ok(self)
     }
 
     /// Shape of a tensor of one head, without batch and heads.
@@ -212,7 +221,8 @@ pub struct Work {
 
 impl Work {
     /// Uploads inputs, plans and binds. Outputs start as NaN.
-    pub fn new(gpu: &Gpu, mut spec: Spec) -> Measured<Work> {
+    pub fn new(gpu: &Gpu, spec: Spec) -> Measured<Work> {
+        let spec = spec.chosen(gpu)?;
         let before = allocated(gpu);
         let mut tensor_bytes = 0;
         let mut sized = |tensor: Tensor| {
@@ -240,8 +250,6 @@ impl Work {
             workspace_bytes = bytes;
             Ok(Some(gpu.zeros(&[(bytes / 4) as usize])?.view()))
         };
-        // The chunk of an EFLA operator: operations are counted by it.
-        let mut chosen = None;
         let call = match spec.kernel {
             Kernel::Attention { method, .. } | Kernel::Decode { method } => {
                 let attention = Attention::new(gpu, spec.attention(method))?;
@@ -269,7 +277,6 @@ impl Work {
                     _ => (Integrator::Exact, Form::Recurrent, None),
                 };
                 let efla = Efla::new(gpu, spec.efla(integrator, form, chunk))?;
-                chosen = Some(efla.chunk());
                 let beta = beta.as_ref().unwrap_or(&q).view();
                 let mut tensors = EflaTensors::new(q.view(), k.view(), v.view(), beta, out.view());
                 let shape = tensors.shape()?;
@@ -293,9 +300,6 @@ impl Work {
                 }
             }
         };
-        if let Kernel::Efla { integrator, form, pass, .. } = spec.kernel {
-            spec.kernel = Kernel::Efla { integrator, form, chunk: chosen, pass };
-        }
         let reported = allocated(gpu).zip(before).map(|(after, before)| after.saturating_sub(before));
         let memory_bytes = reported.unwrap_or(tensor_bytes + workspace_bytes);
         Ok(Work { spec, call, outputs, workspace_bytes, memory_bytes })
