@@ -182,7 +182,7 @@ fn row(device: &Device, gpu: &Gpu, spec: Spec, fused: bool, pairs: usize) -> Mea
         let function = if fused { attention } else { attention_fallback };
         function(q.clone(), k.clone(), v.clone(), None, None, options)
     };
-    let theirs = call().into_data().to_vec::<f32>().map_err(|error| format!("burn's result: {error:?}"))?;
+    let theirs = call().into_data().try_to_vec::<f32>().map_err(|error| format!("burn's result: {error:?}"))?;
     let largest = ours.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
     let apart = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
     let difference = f64::from(ours.iter().zip(&theirs).map(apart).fold(0.0, f32::max) / largest);

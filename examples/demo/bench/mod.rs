@@ -46,7 +46,7 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     let timer = Timer::new(&gpu);
 
     progress(&format!("peaks of {}", info.name));
-    let roof = Roof::measure(&gpu, &timer, if args.quick { Duration::ZERO } else { ROOFS })?;
+    let roof = Roof::measure(&gpu, &timer, &Budget { time: ROOFS, pairs: args.quick.then_some(1) })?;
     let mut bench = Bench { gpu: &gpu, timer: &timer, roof, args, found: Found::default() };
     bench.found.results.text("adapter", &info.name);
     bench.found.results.text("driver", format!("{} {}", info.driver, info.driver_info).trim());

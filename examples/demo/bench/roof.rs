@@ -2,7 +2,6 @@
 
 use super::measure::{Budget, Measured, Timed, Timer, alone};
 use continuous_attention::{Gpu, wgpu};
-use std::time::Duration;
 
 /// The two roofs of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,11 +26,11 @@ impl Roof {
         if arithmetic >= bandwidth { (arithmetic, Limit::Arithmetic) } else { (bandwidth, Limit::Bandwidth) }
     }
 
-    /// Measures both within `time`.
-    pub fn measure(gpu: &Gpu, timer: &Timer, time: Duration) -> Measured<Roof> {
+    /// Measures both within the budget.
+    pub fn measure(gpu: &Gpu, timer: &Timer, budget: &Budget) -> Measured<Roof> {
         // How many chains hide an FMA's latency without spilling registers differs: the best counts.
         let chains = [2, 3, 8];
-        let budget = Budget { time: time / (chains.len() as u32 + 2), pairs: None };
+        let budget = Budget { time: budget.time / (chains.len() as u32 + 2), ..*budget };
         let mut roof = Roof { flops: 0.0, bandwidth: 0.0 };
         for vectors in chains {
             roof.flops = roof.flops.max(fma(gpu, timer, &budget, vectors)?);
