@@ -14,6 +14,7 @@ pub enum Command {
     Info,
     Run(RunArgs),
     Check(CheckArgs),
+    Bench(BenchArgs),
     /// Print this text and stop.
     Help(String),
 }
@@ -44,6 +45,23 @@ pub struct CheckArgs {
     pub adapter: Option<String>,
     /// Metadata key to the value that replaces the case's own.
     pub overrides: BTreeMap<String, String>,
+}
+
+#[derive(Debug, PartialEq, Default)]
+pub struct BenchArgs {
+    pub adapter: Option<String>,
+    /// Part of the names of the rows to measure.
+    pub filter: Option<String>,
+    /// Whether to measure every tile shape too.
+    pub variants: bool,
+    /// Pairs of every row; none for as many as time allows.
+    pub pairs: Option<usize>,
+    /// Whether to take small sizes and few pairs.
+    pub quick: bool,
+    /// Where the results go.
+    pub json: Option<PathBuf>,
+    /// Earlier results to stand beside them.
+    pub compare: Option<PathBuf>,
 }
 
 /// What a metadata value must be.
@@ -97,6 +115,7 @@ Usage: demo [options]                               smooth and predict the CO2 r
        demo info                                    list the adapters
        demo run --input CASE --output RESULT        compute what a case file (safetensors) asks for
        demo check CASE...                           compare the GPU with a case's expected values and with float64
+       demo bench                                   measure how fast the kernels are on this adapter
 
 Options of the first form:
   --device gpu|reference  where to compute; reference is float64 on the CPU [gpu]
@@ -104,7 +123,7 @@ Options of the first form:
   --report PATH           where the report goes [report.html]
   --figures FOLDER        write the report's figures there too, as SVG files
 
-`demo run --help` and `demo check --help` say more. WGPU_ADAPTER_NAME chooses an adapter as well.
+`demo run --help`, `demo check --help` and `demo bench --help` say more. WGPU_ADAPTER_NAME chooses an adapter as well.
 A machine without any adapter computes by the reference.
 Exit status: 0 all is well, 1 a result misses its limit, 2 bad input.
 ";
@@ -138,6 +157,24 @@ EFLA that amplify rounding errors (γ < 0; for Euler and Runge-Kutta also γ > 1
   --adapter NAME|INDEX    adapter to use, as `demo info` lists them [the best]
 ";
 
+const BENCH_HELP: &str = "\
+Measures how fast the kernels are on this adapter: against each other, pair by pair, and each against the adapter's own
+peaks, the rate of f32 FMAs and the bandwidth of memory. Every kernel is compared with float64 before it is timed.
+
+Usage: demo bench [options]
+
+Ends in less than two minutes: where the adapter is slow with fewer pairs, then with shorter sequences, and says so.
+Exit status 1 if a result was wrong or a row could not be measured; the other rows are measured all the same.
+
+  --filter TEXT           only rows whose names contain TEXT
+  --variants              every tile shape too
+  --pairs N               N pairs of every row, at full size, however long that takes [30, or what time allows]
+  --quick                 tiny sizes, three pairs: tries everything out, the times mean nothing
+  --json FILE             write the results as one flat JSON object
+  --compare OLD.json      print earlier results, from --json, beside these
+  --adapter NAME|INDEX    adapter to use, as `demo info` lists them [the best]
+";
+
 /// The flags that replace a case's metadata, for the help.
 fn metadata_help() -> String {
     let mut help = "\nThese replace what the case's metadata says:\n".to_string();
@@ -167,8 +204,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, String
         Some("info") => parse_info(parser),
         Some("run") => parse_run(parser),
         Some("check") => parse_check(parser),
+        Some("bench") => parse_bench(parser),
         Some("help") => Ok(Command::Help(MAIN_HELP.into())),
-        Some(other) => Err(format!("unknown command `{other}`, needed info, run, check or none (see demo --help)")),
+        Some(other) => {
+            Err(format!("unknown command `{other}`, needed info, run, check, bench or none (see demo --help)"))
+        }
     }
 }
 
@@ -238,6 +278,24 @@ fn parse_check(mut parser: Parser) -> Result<Command, String> {
     Ok(Command::Check(args))
 }
 
+fn parse_bench(mut parser: Parser) -> Result<Command, String> {
+    let mut args = BenchArgs::default();
+    while let Some(arg) = parser.next().map_err(text)? {
+        match arg {
+            Arg::Long("adapter") => args.adapter = Some(string(&mut parser, "--adapter")?),
+            Arg::Long("filter") => args.filter = Some(string(&mut parser, "--filter")?),
+            Arg::Long("variants") => args.variants = true,
+            Arg::Long("quick") => args.quick = true,
+            Arg::Long("pairs") => args.pairs = Some(count(&mut parser, "--pairs")?),
+            Arg::Long("json") => args.json = Some(path(&mut parser, "--json")?),
+            Arg::Long("compare") => args.compare = Some(path(&mut parser, "--compare")?),
+            Arg::Long("help") | Arg::Short('h') => return Ok(Command::Help(BENCH_HELP.into())),
+            other => return Err(unexpected(other, "demo bench --help")),
+        }
+    }
+    Ok(Command::Bench(args))
+}
+
 fn metadata_key(arg: &Arg) -> Option<(&'static str, &'static Needed)> {
     let Arg::Long(name) = arg else { return None };
     METADATA.iter().find(|(key, _)| key.replace('_', "-") == *name).map(|(key, needed)| (*key, needed))
@@ -266,6 +324,12 @@ fn string(parser: &mut Parser, name: &str) -> Result<String, String> {
         Ok(value) if !value.is_empty() => Ok(value),
         _ => Err(format!("{name}: got `{shown}`, needed some text in UTF-8")),
     }
+}
+
+fn count(parser: &mut Parser, name: &str) -> Result<usize, String> {
+    let value = string(parser, name)?;
+    let mistake = || format!("{name}: got `{value}`, needed a whole number of at least 1");
+    value.parse().ok().filter(|count| *count > 0).ok_or_else(mistake)
 }
 
 fn path(parser: &mut Parser, name: &str) -> Result<PathBuf, String> {
@@ -311,6 +375,16 @@ mod tests {
     }
 
     #[test]
+    fn bench_takes_its_options() {
+        assert_eq!(parse_words("bench"), Ok(Command::Bench(BenchArgs::default())));
+        let line = "bench --filter d64 --variants --pairs 30 --json a.json --compare b.json --adapter 0 --quick";
+        let Ok(Command::Bench(args)) = parse_words(line) else { panic!() };
+        assert_eq!((args.filter.as_deref(), args.adapter.as_deref(), args.pairs), (Some("d64"), Some("0"), Some(30)));
+        assert_eq!((args.json, args.compare), (Some("a.json".into()), Some("b.json".into())));
+        assert!(args.variants && args.quick);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (line, said) in [
             ("jump", "unknown command `jump`"),
@@ -326,6 +400,9 @@ mod tests {
             ("--device cpu", "--device: got `cpu`, needed gpu|reference"),
             ("--input a", "invalid option '--input'"),
             ("info now", "unexpected argument"),
+            ("bench --pairs 0", "--pairs: got `0`, needed a whole number of at least 1"),
+            ("bench --filter", "missing argument"),
+            ("bench fast", "unexpected argument"),
         ] {
             let error = parse_words(line).expect_err(line);
             assert!(error.contains(said), "{line}: {error}");
@@ -335,7 +412,7 @@ mod tests {
 
     #[test]
     fn every_command_has_help() {
-        for line in ["--help", "-h", "help", "info --help", "run --input a --help", "check -h"] {
+        for line in ["--help", "-h", "help", "info --help", "run --input a --help", "check -h", "bench --help"] {
             assert!(matches!(parse_words(line), Ok(Command::Help(_))), "{line}");
         }
         assert!(metadata_help().contains("--normalize-k"));

@@ -5,6 +5,7 @@
 //! Without arguments it smooths the weekly CO2 record of Mauna Loa by ordinary and by continuous attention, predicts
 //! it with EFLA and its approximations, compares every device result with float64 and writes a report.
 
+mod bench;
 mod chart;
 mod check;
 mod cli;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Ok(Command::Info) => info::info(),
         Ok(Command::Run(args)) => run::run(&args),
         Ok(Command::Check(args)) => check::check(&args),
+        Ok(Command::Bench(args)) => bench::bench(&args),
         Ok(Command::Main(args)) => main_job(&args),
     };
     match outcome {
