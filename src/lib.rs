@@ -69,6 +69,8 @@ mod rotary;
 mod shader;
 mod tensor;
 mod trusted;
+#[cfg(target_arch = "wasm32")]
+mod web;
 
 pub use attention::{
     Attention, AttentionBackwardPlan, AttentionConfig, AttentionGradients, AttentionPlan, AttentionShape,

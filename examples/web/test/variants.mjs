@@ -1,0 +1,54 @@
+// Every composed shader through the browser's own WGSL compiler: `node variants.mjs FILE`, a line of JSON per variant as
+// src/shader/tests.rs writes them. Any message fails, a warning too.
+
+import { createReadStream } from "node:fs";
+import { createInterface } from "node:readline";
+import { launch, open } from "./browser.mjs";
+import { serve } from "./server.mjs";
+
+/** Variants sent to the page at once. */
+const BATCH = 50;
+
+/** Compiles in the page; what the compiler says. A variant may state `directives` that come before its text. */
+async function compile(variants) {
+  globalThis.device ??= await navigator.gpu.requestAdapter().then((adapter) =>
+    adapter.requestDevice({ requiredFeatures: ["subgroups"].filter((feature) => adapter.features.has(feature)) }),
+  );
+  const { device } = globalThis;
+  const said = variants.map(async ({ name, text, directives = "" }) => {
+    device.pushErrorScope("validation");
+    const code = directives + text;
+    const module = device.createShaderModule({ code });
+    const error = await device.popErrorScope();
+    const { messages } = await module.getCompilationInfo();
+    const lines = code.split("\n");
+    const found = messages.map(({ type, message, lineNum }) => `${name}: ${type}: ${message}: ${lines[lineNum - 1]}`);
+    return error && !found.length ? [`${name}: ${error.message}`] : found;
+  });
+  return (await Promise.all(said)).flat();
+}
+
+const { server, address } = await serve();
+const browser = await launch();
+// Any page of this origin will do.
+const { page } = await open(browser, `${address}icon.svg`);
+const messages = [];
+let [count, batch] = [0, []];
+const send = async () => {
+  count += batch.length;
+  messages.push(...(await page.evaluate(compile, batch)));
+  batch = [];
+};
+for await (const line of createInterface({ input: createReadStream(process.argv[2]) })) {
+  batch.push(JSON.parse(line));
+  if (batch.length === BATCH) await send();
+}
+await send();
+await browser.close();
+server.close();
+
+for (const message of messages.slice(0, 20)) console.error(message);
+const ok = count > 1500 && !messages.length;
+console.log(`${count} shaders compiled, ${messages.length} messages`);
+console.log(`test result: ${ok ? "ok. 1 passed; 0 failed" : "FAILED. 0 passed; 1 failed"}; 0 ignored`);
+process.exitCode = ok ? 0 : 1;
