@@ -1,4 +1,4 @@
-// Serves the built page on localhost.
+// Serves the built page on localhost, and an empty one at /empty.
 
 import { createReadStream, statSync } from "node:fs";
 import { createServer } from "node:http";
@@ -19,6 +19,10 @@ const TYPES = {
 export async function serve() {
   const server = createServer((request, response) => {
     const { pathname } = new URL(request.url, "http://localhost");
+    if (pathname === "/empty") {
+      response.writeHead(200, { "Content-Type": "text/html" }).end();
+      return;
+    }
     const file = join(SITE, normalize(pathname === "/" ? "/index.html" : pathname));
     if (!file.startsWith(SITE) || !statSync(file, { throwIfNoEntry: false })?.isFile()) {
       response.writeHead(404).end();

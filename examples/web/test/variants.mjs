@@ -30,8 +30,7 @@ async function compile(variants) {
 
 const { server, address } = await serve();
 const browser = await launch();
-// Any page of this origin will do.
-const { page } = await open(browser, `${address}icon.svg`);
+const { page } = await open(browser, `${address}empty`);
 const messages = [];
 let [count, batch] = [0, []];
 const send = async () => {
