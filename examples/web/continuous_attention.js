@@ -25,20 +25,20 @@ export function load() {
  */
 export async function create() {
   await load();
-  return new ContinuousAttention(await wasm.Engine.open());
+  const engine = await wasm.Engine.open();
+  // Rust's side hears the description only, which most browsers leave empty.
+  const { description, vendor, architecture } = (await navigator.gpu.requestAdapter())?.info ?? {};
+  return new ContinuousAttention(engine, description || [vendor, architecture].filter(Boolean).join(" "));
 }
 
 /** Both operators on one GPU. Calls may overlap. */
 export class ContinuousAttention {
   #engine;
 
-  constructor(engine) {
+  constructor(engine, adapter) {
     this.#engine = engine;
-  }
-
-  /** What the browser tells about the GPU: often little, sometimes nothing. */
-  get adapter() {
-    return this.#engine.adapter;
+    /** What the browser tells about the GPU: often little, sometimes nothing. */
+    this.adapter = adapter;
   }
 
   /**

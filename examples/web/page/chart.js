@@ -1,7 +1,8 @@
 // Line charts in SVG, redrawn at the size they have on screen so that text stays readable on a phone.
 
 const SVG = "http://www.w3.org/2000/svg";
-const MARGIN = { left: 48, right: 12, top: 10, bottom: 34 };
+/** Around the plot; what is drawn by hand has to know it, too. */
+export const MARGIN = { left: 48, right: 14, top: 22, bottom: 34 };
 
 function element(name, attributes, text) {
   const made = document.createElementNS(SVG, name);
@@ -22,7 +23,8 @@ function ticks(from, to, count) {
 
 /**
  * Draws into `svg`; layers are { kind: "curve" | "dots" | "stems" | "crosses", x, y, style, label }. `x` and `y` may fix
- * a range or say `log`; `mark` is a vertical line. `alt` says in words what there is to see.
+ * the ends of a range, x its ticks and that it is logarithmic; `mark` is a vertical line. `alt` says in words what there
+ * is to see.
  */
 export function draw(svg, legend, { layers, x = {}, y = {}, mark, alt }) {
   const { width, height } = svg.getBoundingClientRect();
@@ -37,6 +39,10 @@ export function draw(svg, legend, { layers, x = {}, y = {}, mark, alt }) {
     return { low: map(low), high: map(high), map };
   };
   const [across, up] = [range("x", x), range("y", y)];
+  // Nothing lies on the edge, save what was put there.
+  const room = (up.high - up.low) / 20;
+  if (y.from === undefined) up.low -= room;
+  if (y.to === undefined) up.high += room;
   const place = ({ low, high, map }, value, start, end) => start + ((map(value) - low) / (high - low)) * (end - start);
   const left = (value) => place(across, value, MARGIN.left, width - MARGIN.right);
   const top = (value) => place(up, value, height - MARGIN.bottom, MARGIN.top);
@@ -55,7 +61,7 @@ export function draw(svg, legend, { layers, x = {}, y = {}, mark, alt }) {
     parts.push(element("text", { x: MARGIN.left - 6, y: at + 4, "text-anchor": "end" }, value));
   }
   parts.push(element("text", { x: width - MARGIN.right, y: height - 4, "text-anchor": "end" }, x.name ?? ""));
-  if (y.name) parts.push(element("text", { x: MARGIN.left + 4, y: MARGIN.top + 12 }, y.name));
+  if (y.name) parts.push(element("text", { x: 4, y: 12 }, y.name));
   if (mark !== undefined) {
     const at = left(mark);
     parts.push(element("line", { class: "mark", x1: at, x2: at, y1: MARGIN.top, y2: height - MARGIN.bottom }));
@@ -64,12 +70,13 @@ export function draw(svg, legend, { layers, x = {}, y = {}, mark, alt }) {
   // What leaves the frame is cut off.
   const clip = `${svg.id}-frame`;
   const frame = element("clipPath", { id: clip });
-  const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
-  frame.append(element("rect", { x: MARGIN.left, y: MARGIN.top - 4, width: inner.width, height: inner.height + 4 }));
+  const inner = width - MARGIN.left - MARGIN.right + 12;
+  const edge = { x: MARGIN.left - 6, y: MARGIN.top, width: inner, height: height - MARGIN.top - MARGIN.bottom + 1 };
+  frame.append(element("rect", edge));
   const group = element("g", { "clip-path": `url(#${clip})` });
   for (const layer of layers) {
     const seen = [...layer.x.keys()].filter((i) => Number.isFinite(layer.y[i]));
-    const style = `${layer.style ?? ""}`;
+    const style = layer.style ?? "";
     if (layer.kind === "curve") {
       const path = seen.map((i, n) => `${n ? "L" : "M"}${left(layer.x[i]).toFixed(1)} ${top(layer.y[i]).toFixed(1)}`);
       group.append(element("path", { class: `curve ${style}`, d: path.join("") }));

@@ -1,17 +1,17 @@
 // Wires the page: controls in, computations one after another, charts and tables out.
 
 import { create } from "./continuous_attention.js";
-import { draw } from "./chart.js";
+import { draw, MARGIN } from "./chart.js";
 import { predict, sweep, BETA, SCALES } from "./memory.js";
 import { co2, own, thin, wave } from "./series.js";
-import { points, smooth } from "./smoothing.js";
+import { points, smooth, weigh } from "./smoothing.js";
 
 const $ = (id) => document.getElementById(id);
 
 /** What is to be computed again, in this order. */
 const waiting = new Set();
 /** What the last computations gave; charts are drawn from it whenever the window changes its size. */
-const state = { engine: null, co2: null, series: null, samples: null, smoothing: null, prediction: null, sweep: null };
+const state = {};
 
 const number = (value, digits = 3) => String(Number(value.toPrecision(digits)));
 
@@ -34,8 +34,12 @@ const jobs = {
     state.samples = thin(state.series, $("sampling").value, Number($("kept").value) / 100);
   },
   async smoothing() {
-    const options = { bandwidth: bandwidth(), sink: $("sink").value, row: Number($("row").value) };
+    const options = { bandwidth: bandwidth(), sink: $("sink").value };
     state.smoothing = await smooth(state.engine, state.series, state.samples, options);
+  },
+  async weights() {
+    const options = { bandwidth: bandwidth(), sink: $("sink").value, row: Number($("row").value) };
+    state.weights = await weigh(state.engine, state.series, state.samples, options);
   },
   async prediction() {
     state.prediction = await predict(state.engine, state.series, scale());
@@ -47,13 +51,13 @@ const jobs = {
 
 /** What has to be computed again when a control changes. */
 const CHANGES = {
-  series: ["series", "sampling", "smoothing", "prediction", "sweep"],
-  numbers: ["series", "sampling", "smoothing", "prediction", "sweep"],
-  sampling: ["sampling", "smoothing"],
-  kept: ["sampling", "smoothing"],
-  bandwidth: ["smoothing"],
-  sink: ["smoothing"],
-  row: ["smoothing"],
+  series: Object.keys(jobs),
+  numbers: Object.keys(jobs),
+  sampling: ["sampling", "smoothing", "weights"],
+  kept: ["sampling", "smoothing", "weights"],
+  bandwidth: ["smoothing", "weights"],
+  sink: ["smoothing", "weights"],
+  row: ["weights"],
   scale: ["prediction"],
 };
 
@@ -82,7 +86,7 @@ async function compute(names) {
   }
   $("error").hidden = !failure;
   $("error").textContent = failure?.message ?? "";
-  const adapter = state.engine.adapter;
+  const { adapter } = state.engine;
   $("status").textContent = failure
     ? "Nothing computed."
     : `Computed in ${Math.round(performance.now() - start)} ms${adapter ? ` on ${adapter}` : ""}.`;
@@ -90,16 +94,24 @@ async function compute(names) {
   running = false;
 }
 
+/** What a slider stands at, in its own unit. */
+function tell(id, value) {
+  $(`${id}-value`).textContent = value;
+  $(id).setAttribute("aria-valuetext", value);
+}
+
 /** Charts, tables and the numbers beside the controls, from what there is. */
 function show() {
-  const { series, samples, smoothing, prediction, sweep } = state;
-  $("kept-value").textContent = `${$("kept").value} %${samples ? `, ${samples.times.length} of ${series.times.length} samples` : ""}`;
-  $("bandwidth-value").textContent = `${number(bandwidth())} ${series.clock === "year" ? "years" : ""}`;
-  $("row-value").textContent = number(points(series)[Number($("row").value)], 6);
-  const step = BETA * scale() ** 2;
-  $("scale-value").textContent = `${number(scale())}, βλ = ${number(step)}`;
+  const { series, samples, smoothing, weights, prediction, sweep } = state;
+  const of = samples ? `, ${samples.times.length} of ${series.times.length} samples` : "";
+  tell("kept", `${$("kept").value} %${of}`);
+  tell("bandwidth", `${number(bandwidth())}${series.clock === "year" ? " years" : ""}`);
+  tell("row", number(points(series)[Number($("row").value)], 6));
+  tell("scale", `${number(scale())}, βλ = ${number(BETA * scale() ** 2)}`);
   const unit = series.unit ? ` ${series.unit}` : "";
   if (smoothing) showSmoothing(series, samples, smoothing, unit);
+  if (weights) showWeights(series, samples, weights);
+  if (smoothing && weights) table($("smoothing-checks"), [...smoothing.checks, ...weights.checks]);
   if (prediction) showPrediction(series, prediction, unit);
   if (sweep) {
     draw($("errors"), $("errors-legend"), {
@@ -116,36 +128,40 @@ function show() {
 }
 
 function showSmoothing(series, samples, smoothing, unit) {
-  const { times, ordinary, continuous, full, ordinaryError, continuousError } = smoothing;
+  const { times, full } = smoothing;
+  const ordinary = `ordinary, off by ${number(smoothing.ordinaryError)}${unit} rms`;
+  const continuous = `continuous, off by ${number(smoothing.continuousError)}${unit} rms`;
   draw($("curves"), $("curves-legend"), {
     layers: [
       { kind: "dots", x: samples.times, y: samples.values, style: "three", label: "samples", radius: 1.5 },
       { kind: "curve", x: times, y: full, style: "three dashed", label: "continuous, every sample" },
-      { kind: "curve", x: times, y: ordinary, style: "two", label: `ordinary, off by ${number(ordinaryError)}${unit} rms` },
-      { kind: "curve", x: times, y: continuous, style: "one", label: `continuous, off by ${number(continuousError)}${unit} rms` },
+      { kind: "curve", x: times, y: smoothing.ordinary, style: "two", label: ordinary },
+      { kind: "curve", x: times, y: smoothing.continuous, style: "one", label: continuous },
     ],
     x: { name: series.clock },
     y: { name: series.unit },
     mark: times[Number($("row").value)],
-    alt: `Smoothed curves. From ${samples.times.length} samples ordinary attention is off by ${number(ordinaryError)}${unit}, continuous attention by ${number(continuousError)}${unit}.`,
+    alt: `Curves through ${samples.times.length} samples: ${ordinary}; ${continuous}.`,
   });
-  const time = times[Number($("row").value)];
+}
+
+function showWeights(series, samples, { time, ordinary, continuous }) {
   const reach = 4 * bandwidth();
   const near = [...samples.times.keys()].filter((i) => Math.abs(samples.times[i] - time) <= reach);
-  const at = near.map((i) => samples.times[i]);
-  const sum = smoothing.continuousWeights.reduce((sum, weight) => sum + weight, 0);
-  const rest = 1 - sum > 1e-4 ? `, ${number(100 * (1 - sum), 2)} % to the sink` : "";
+  const x = near.map((i) => samples.times[i]);
+  const stems = (weights, style, label, shift) => {
+    return { kind: "stems", x, y: near.map((i) => weights[i]), style, label, shift };
+  };
+  const sink = 1 - continuous.reduce((sum, weight) => sum + weight, 0);
+  const rest = sink > 1e-4 ? `, ${number(100 * sink, 2)} % to the sink` : "";
+  const most = `ordinary at most ${number(Math.max(...ordinary))}, continuous ${number(Math.max(...continuous))}`;
   draw($("weights"), $("weights-legend"), {
-    layers: [
-      { kind: "stems", x: at, y: near.map((i) => smoothing.ordinaryWeights[i]), style: "two", label: "ordinary", shift: -1 },
-      { kind: "stems", x: at, y: near.map((i) => smoothing.continuousWeights[i]), style: "one", label: `continuous${rest}`, shift: 1 },
-    ],
+    layers: [stems(ordinary, "two", "ordinary", -1), stems(continuous, "one", `continuous${rest}`, 1)],
     x: { from: time - reach, to: time + reach, name: series.clock },
     y: { from: 0, name: "weight" },
     mark: time,
-    alt: `Weights of ${near.length} samples at time ${number(time, 6)}: ordinary at most ${number(Math.max(...smoothing.ordinaryWeights))}, continuous at most ${number(Math.max(...smoothing.continuousWeights))}.`,
+    alt: `Weights of ${near.length} samples at time ${number(time, 6)}: ${most}${rest}.`,
   });
-  table($("smoothing-checks"), smoothing.checks);
 }
 
 function showPrediction(series, { times, exact, euler }, unit) {
@@ -185,17 +201,18 @@ function table(table, checks) {
   const row = (cells, tag) => {
     const made = document.createElement("tr");
     for (const cell of cells) {
-      const made_cell = document.createElement(tag);
-      if (tag === "th") made_cell.scope = "col";
-      made_cell.textContent = cell;
-      made.append(made_cell);
+      const field = document.createElement(tag);
+      if (tag === "th") field.scope = "col";
+      field.textContent = cell;
+      made.append(field);
     }
     return made;
   };
   const rows = checks.map((check) => {
     const milliseconds = (time) => (time < 10 ? time.toFixed(1) : String(Math.round(time)));
-    const { name, max, allowed, gpu, reference } = check;
-    const made = row([name, max.toExponential(1), allowed.toExponential(1), milliseconds(gpu), milliseconds(reference)], "td");
+    const { name, max, allowed } = check;
+    const times = [check.gpu, check.reference].map(milliseconds);
+    const made = row([name, max.toExponential(1), allowed.toExponential(1), ...times], "td");
     if (!check.passed) {
       made.className = "failed";
       made.firstChild.textContent += `: ${check.failure}`;
@@ -209,43 +226,48 @@ function table(table, checks) {
   table.replaceChildren(thead, tbody);
 }
 
-/** The drawing surface: 120 values between −1 and 1 over 10 units of time, which go to the field of numbers. */
+/** The drawing surface: values between −1 and 1 at `STEPS` + 1 times from 0 to `SPAN`, which go to the field of numbers. */
+const STEPS = 120;
+const SPAN = 10;
 const drawn = {
   values: [],
   last: null,
   show() {
     if ($("own").hidden) return;
     const { times, values } = state.series;
-    draw($("draw"), document.createElement("div"), {
-      layers: [{ kind: "curve", x: times, y: values, style: "one" }],
-      alt: "",
-    });
+    const fits = times[0] >= 0 && times.at(-1) <= SPAN && values.every((value) => Math.abs(value) <= 1);
+    this.curve(times, values, fits ? [{ from: 0, to: SPAN }, { from: -1, to: 1 }] : []);
   },
+  curve(x, y, [across, up]) {
+    const layers = [{ kind: "curve", x, y, style: "one" }];
+    draw($("draw"), document.createElement("div"), { layers, x: across, y: up, alt: "" });
+  },
+  /** The step and the value under the pointer. */
   point(event) {
     const { left, top, width, height } = $("draw").getBoundingClientRect();
-    const index = Math.round(((event.clientX - left) / width) * 119);
-    const value = 1 - (2 * (event.clientY - top)) / height;
-    return [Math.min(119, Math.max(0, index)), Math.min(1, Math.max(-1, value))];
+    const across = (event.clientX - left - MARGIN.left) / (width - MARGIN.left - MARGIN.right);
+    const down = (event.clientY - top - MARGIN.top) / (height - MARGIN.top - MARGIN.bottom);
+    const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+    return [clamp(Math.round(across * STEPS), 0, STEPS), clamp(1 - 2 * down, -1, 1)];
   },
   /** Fills in what lies between the last point and this one. */
-  to([index, value]) {
-    const [from, before] = this.last ?? [index, value];
-    for (let i = Math.min(from, index); i <= Math.max(from, index); i++) {
-      this.values[i] = from === index ? value : before + ((value - before) * (i - from)) / (index - from);
+  to([step, value]) {
+    const [from, before] = this.last ?? [step, value];
+    for (let i = Math.min(from, step); i <= Math.max(from, step); i++) {
+      this.values[i] = from === step ? value : before + ((value - before) * (i - from)) / (step - from);
     }
-    this.last = [index, value];
-    const seen = [...this.values.keys()].filter((i) => this.values[i] !== undefined);
-    draw($("draw"), document.createElement("div"), {
-      layers: [{ kind: "curve", x: seen, y: seen.map((i) => this.values[i]), style: "one" }],
-      x: { from: 0, to: 119, ticks: [] },
-      y: { from: -1, to: 1 },
-      alt: "",
-    });
+    this.last = [step, value];
+    const { x, y } = this.seen();
+    this.curve(x, y, [{ from: 0, to: SPAN }, { from: -1, to: 1 }]);
+  },
+  seen() {
+    const steps = [...this.values.keys()].filter((i) => this.values[i] !== undefined);
+    return { x: steps.map((i) => (i * SPAN) / STEPS), y: steps.map((i) => this.values[i]) };
   },
   end() {
     this.last = null;
-    const seen = [...this.values.keys()].filter((i) => this.values[i] !== undefined);
-    $("numbers").value = seen.map((i) => `${number(i / 12)}, ${number(this.values[i])}`).join("\n");
+    const { x, y } = this.seen();
+    $("numbers").value = x.map((time, i) => `${number(time)}, ${number(y[i])}`).join("\n");
     compute(CHANGES.numbers);
   },
 };
@@ -282,7 +304,8 @@ async function main() {
   if (!navigator.gpu) throw Object.assign(new Error("it has no navigator.gpu."), { kind: "no adapter" });
   state.engine = await create();
   state.co2 = await co2();
-  $("numbers").value = Array.from({ length: 40 }, (_, i) => `${number(i / 4)}, ${number(Math.sin(i / 3) + i / 30)}`).join("\n");
+  const bumps = (i) => `${number(i / 4)}, ${number(0.7 * Math.sin(i / 3) + i / 150)}`;
+  $("numbers").value = Array.from({ length: 40 }, (_, i) => bumps(i)).join("\n");
   $("main").hidden = false;
   listen();
   await compute(CHANGES.series);

@@ -2,12 +2,18 @@
 
 import { judge } from "./continuous_attention.js";
 
+/** Kinds of calls whose kernels are compiled. */
+const warm = new Set();
+
 /**
+ * @param kind a word for the kernels it takes: the first call of a kind compiles them and is not timed
  * @param onGpu makes a promise of results, an object of Float32Arrays
  * @param inFloat64 makes a promise of the same as Float64Arrays
  * @param tensor name of the result that is judged
  */
-export async function measure(name, tensor, factor, onGpu, inFloat64) {
+export async function measure({ name, kind, tensor, factor, onGpu, inFloat64 }) {
+  if (!warm.has(kind)) await onGpu();
+  warm.add(kind);
   const start = performance.now();
   const got = await onGpu();
   const between = performance.now();

@@ -57,13 +57,14 @@ async function remember(engine, series, prepared, integrator, scale, checks) {
   const end = whole.out.findIndex((out) => !(Math.abs(out) <= bound));
   const tokens = end < 0 ? values.length : end + 1;
   const arguments_ = call(tokens);
-  const { got, check } = await measure(
-    `${INTEGRATORS[integrator]}, scale ${scale}${end < 0 ? "" : `, diverges at ${tokens}`}`,
-    "out",
-    end < 0 ? 1 : 10,
-    () => engine.efla(arguments_),
-    () => referenceEfla(arguments_),
-  );
+  const { got, check } = await measure({
+    name: `${INTEGRATORS[integrator]}, scale ${Number(scale.toPrecision(3))}${end < 0 ? "" : `, diverges at ${tokens}`}`,
+    kind: "efla",
+    tensor: "out",
+    factor: end < 0 ? 1 : 10,
+    onGpu: () => engine.efla(arguments_),
+    inFloat64: () => referenceEfla(arguments_),
+  });
   checks.push(check);
   const predictions = Array.from(got.out, (out) => mean + deviation * out);
   // The first fifth is for learning.

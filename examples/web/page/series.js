@@ -20,7 +20,7 @@ export function wave() {
 export function own(text) {
   const { times, values } = parse(text);
   if (times.length < 8) throw new Error(`numbers: got ${times.length} samples, needed at least 8`);
-  if (times.length > 4000) throw new Error(`numbers: got ${times.length} samples, needed at most 4000`);
+  if (times.length > 2000) throw new Error(`numbers: got ${times.length} samples, needed at most 2000`);
   return { times, values, unit: "", clock: "time", period: (times.at(-1) - times[0]) / 4 };
 }
 

@@ -20,7 +20,7 @@ function call(samples, mean, bandwidth, sink, method, times) {
   const u = (sample, time) => (sample - time) / bandwidth;
   const gaps = samples.times.slice(1).map((time, i) => (time - samples.times[i]) / bandwidth);
   // The segment in front of sample 1, where there is one, is as long as the others on average.
-  const intervals = [gaps.reduce((sum, gap) => sum + gap, 0) / gaps.length, ...gaps];
+  const intervals = [average(gaps), ...gaps];
   return {
     q: Float32Array.from(times.flatMap(() => [0, -0.5])),
     k: Float32Array.from(times.flatMap((time) => samples.times.flatMap((t) => [u(t, time), u(t, time) ** 2]))),
@@ -50,51 +50,56 @@ function factor({ k, batch }) {
   return Math.max(1, largest / 8);
 }
 
-/** Both curves through `samples`, the one through all of `series`, and the weights of one row. */
-export async function smooth(engine, series, samples, { bandwidth, sink, row }) {
-  const mean = samples.values.reduce((sum, value) => sum + value, 0) / samples.values.length;
+const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+/** Both curves through `samples`, and the one through all of `series`. */
+export async function smooth(engine, series, samples, { bandwidth, sink }) {
+  const mean = average(samples.values);
   const times = points(series);
   const checks = [];
   const curve = async (name, of, sink, method) => {
     const arguments_ = call(of, mean, bandwidth, sink, method, times);
-    const { got, check } = await measure(
+    const { got, check } = await measure({
       name,
-      "out",
-      factor(arguments_),
-      () => engine.attention(arguments_),
-      () => referenceAttention(arguments_),
-    );
+      kind: `curve ${method}`,
+      tensor: "out",
+      factor: factor(arguments_),
+      onGpu: () => engine.attention(arguments_),
+      inFloat64: () => referenceAttention(arguments_),
+    });
     checks.push(check);
     return Array.from(got.out, (value) => value + mean);
-  };
-  const weights = async (name, method) => {
-    const arguments_ = call(samples, mean, bandwidth, sink, method, [times[row]]);
-    const { got, check } = await measure(
-      name,
-      "weights",
-      factor(arguments_),
-      () => engine.attentionWeights(arguments_),
-      () => referenceAttentionWeights(arguments_),
-    );
-    checks.push(check);
-    return Array.from(got.weights);
   };
   const ordinary = await curve("ordinary attention", samples, "none", "softmax");
   const continuous = await curve("continuous attention", samples, sink, "continuous");
   const full = await curve("continuous, every sample", series, "none", "continuous");
-  return {
-    times,
-    ordinary,
-    continuous,
-    full,
-    ordinaryError: rms(ordinary, full),
-    continuousError: rms(continuous, full),
-    ordinaryWeights: await weights("weights of the row, ordinary", "softmax"),
-    continuousWeights: await weights("weights of the row, continuous", "continuous"),
-    checks,
+  const [ordinaryError, continuousError] = [rms(ordinary, full), rms(continuous, full)];
+  return { times, ordinary, continuous, full, ordinaryError, continuousError, checks };
+}
+
+/** What every sample weighs at one point of the curve. */
+export async function weigh(engine, series, samples, { bandwidth, sink, row }) {
+  const mean = average(samples.values);
+  const time = points(series)[row];
+  const checks = [];
+  const weights = async (name, method) => {
+    const arguments_ = call(samples, mean, bandwidth, sink, method, [time]);
+    const { got, check } = await measure({
+      name,
+      kind: `weights ${method}`,
+      tensor: "weights",
+      factor: factor(arguments_),
+      onGpu: () => engine.attentionWeights(arguments_),
+      inFloat64: () => referenceAttentionWeights(arguments_),
+    });
+    checks.push(check);
+    return Array.from(got.weights);
   };
+  const ordinary = await weights("weights of the row, ordinary", "softmax");
+  const continuous = await weights("weights of the row, continuous", "continuous");
+  return { time, ordinary, continuous, checks };
 }
 
 function rms(x, y) {
-  return Math.sqrt(x.reduce((sum, value, i) => sum + (value - y[i]) ** 2, 0) / x.length);
+  return Math.sqrt(average(x.map((value, i) => (value - y[i]) ** 2)));
 }

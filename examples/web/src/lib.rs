@@ -29,14 +29,6 @@ impl Engine {
         Ok(Engine { gpu })
     }
 
-    /// What the browser says about the adapter, which may be nothing.
-    #[wasm_bindgen(getter)]
-    pub fn adapter(&self) -> String {
-        let info = self.gpu.info();
-        let words = [info.name, info.driver, info.driver_info];
-        words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(", ")
-    }
-
     /// out and lse.
     pub async fn attention(&self, arguments: Object) -> Thrown<Object> {
         let call = attention::Call::read(&arguments).map_err(thrown)?;
