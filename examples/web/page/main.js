@@ -172,7 +172,7 @@ function showPrediction(series, { times, exact, euler }, unit) {
   draw($("predictions"), $("predictions-legend"), {
     layers: [
       { kind: "dots", x: series.times, y: series.values, style: "three", label: "readings", radius: 1.5 },
-      { kind: "curve", x: times, y: euler.predictions, style: "two", label: `DeltaNet (Euler), ${said(euler)}` },
+      { kind: "curve", x: times, y: euler.predictions, style: "two thin", label: `DeltaNet (Euler), ${said(euler)}` },
       { kind: "curve", x: times, y: exact.predictions, style: "one", label: `EFLA (exact), ${said(exact)}` },
     ],
     x: { name: series.clock },
@@ -181,15 +181,16 @@ function showPrediction(series, { times, exact, euler }, unit) {
   });
 }
 
-/** A curve, and crosses at the top where it diverged. */
+/** A curve, and crosses at the top where it leaves the chart, whose height is that of EFLA's errors. */
 function errorLayers(label, errors, style) {
-  const top = Math.max(...state.sweep.exact, ...state.sweep.euler) * 1.1;
-  const diverged = errors.map((error) => (error === null ? top : NaN));
-  const note = errors.includes(null) ? `${label}, × diverged` : label;
+  const top = 1.5 * Math.max(...state.sweep.exact);
+  const within = errors.map((error) => (error === null || error > top ? NaN : error));
+  const beyond = within.map((error) => (Number.isNaN(error) ? top : NaN));
+  const note = within.some(Number.isNaN) ? `${label}, × diverged or beyond the chart` : label;
   return [
-    { kind: "curve", x: SCALES, y: errors.map((error) => error ?? NaN), style, label: note },
-    { kind: "dots", x: SCALES, y: errors.map((error) => error ?? NaN), style },
-    { kind: "crosses", x: SCALES, y: diverged, style: style.split(" ")[0] },
+    { kind: "curve", x: SCALES, y: within, style, label: note },
+    { kind: "dots", x: SCALES, y: within, style },
+    { kind: "crosses", x: SCALES, y: beyond, style: style.split(" ")[0] },
   ];
 }
 

@@ -305,6 +305,26 @@ const tests = {
     }
   },
 
+  async "what the browser says late comes as an Error, too"() {
+    const context = await browser.newContext();
+    const page = await context.newPage();
+    await page.goto(`${address}empty`);
+    const error = await page.evaluate(async () => {
+      const { create } = await import("./continuous_attention.js");
+      const engine = await create();
+      const { createShaderModule } = GPUDevice.prototype;
+      GPUDevice.prototype.createShaderModule = function (descriptor) {
+        return createShaderModule.call(this, { ...descriptor, code: "no shader" });
+      };
+      const ones = new Float32Array([1]);
+      const call = { q: ones, k: ones, v: ones, headDim: 1, valueDim: 1 };
+      return engine.attention(call).then(() => null, ({ kind, message }) => ({ kind, message }));
+    });
+    assert.equal(error?.kind, "gpu");
+    assert.match(error.message, /^compiling failed: .*no shader/s);
+    await context.close();
+  },
+
   async "the console is clean and nothing came from elsewhere"() {
     assert.deepEqual(desktop.complaints, []);
   },

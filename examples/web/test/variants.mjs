@@ -31,6 +31,17 @@ async function compile(variants) {
 const { server, address } = await serve();
 const browser = await launch();
 const { page } = await open(browser, `${address}empty`);
+// A compiler that never complains would prove nothing: a mistake, and a barrier that only browsers refuse.
+const wrong = [
+  "@compute @workgroup_size(1) fn main( {}",
+  `@compute @workgroup_size(32) fn main(@builtin(local_invocation_index) index: u32) {
+    if index < 7u { return; }
+    workgroupBarrier();
+  }`,
+];
+const refused = await page.evaluate(compile, wrong.map((text, i) => ({ name: `wrong ${i}`, text })));
+const strict = wrong.every((_, i) => refused.some((message) => message.startsWith(`wrong ${i}: error`)));
+
 const messages = [];
 let [count, batch] = [0, []];
 const send = async () => {
@@ -47,7 +58,13 @@ await browser.close();
 server.close();
 
 for (const message of messages.slice(0, 20)) console.error(message);
-const ok = count > 1500 && !messages.length;
 console.log(`${count} shaders compiled, ${messages.length} messages`);
-console.log(`test result: ${ok ? "ok. 1 passed; 0 failed" : "FAILED. 0 passed; 1 failed"}; 0 ignored`);
-process.exitCode = ok ? 0 : 1;
+const tests = {
+  "the browser's compiler refuses what is wrong": strict,
+  "it takes every shader without a word": count > 1500 && !messages.length,
+};
+for (const [name, ok] of Object.entries(tests)) console.log(`test ${name} ... ${ok ? "ok" : "FAILED"}`);
+const failed = Object.values(tests).filter((ok) => !ok).length;
+const passed = Object.keys(tests).length - failed;
+console.log(`test result: ${failed ? "FAILED" : "ok"}. ${passed} passed; ${failed} failed; 0 ignored`);
+process.exitCode = failed ? 1 : 0;
