@@ -209,15 +209,16 @@ impl Call {
     pub fn reference_weights(&self, row: Row) -> Result<Object> {
         let mut one = self.one_row(row);
         let keys = one.shape.keys;
-        let mut weights = vec![0.0; self.shape.keys];
-        let mut largest = 0.0;
         one.config.value_dim = 1;
         one.sink_v = one.sink_v.map(|_| vec![0.0]);
+        let (mut weights, mut largest) = (Vec::new(), 0.0);
         for token in 0..keys {
             one.v = (0..keys).map(|other| f32::from(other == token)).collect();
             let (output, logit) = one.in_float64()?;
-            (weights[token], largest) = (output.out[0], logit);
+            weights.push(output.out[0]);
+            largest = logit;
         }
+        weights.resize(self.shape.keys, 0.0);
         Ok(object([("weights", Float64Array::from(&weights[..]).into()), ("largestLogit", largest.into())]))
     }
 
