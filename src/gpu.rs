@@ -218,14 +218,14 @@ impl Gpu {
         Ok(result)
     }
 
-    /// Waits for what a browser has to say against calls made so far: there `new`, `bind`, `upload` and their like return
-    /// before it does, and [`Gpu::read_async`] asks by itself.
+    /// What a browser has to say against calls made before this one: there `new`, `bind`, `upload` and their like return
+    /// before it does. The future waits for it. [`Gpu::read_async`] asks by itself.
     ///
     /// # Errors
     /// [`Error::Gpu`], the first since the last time anyone asked.
     #[cfg(target_arch = "wasm32")]
-    pub async fn settle(&self) -> Result<()> {
-        self.inner.answers.settle().await
+    pub fn settle(&self) -> impl Future<Output = Result<()>> + use<> {
+        self.inner.answers.settle()
     }
 
     /// The compiled pipeline of a variant, from the cache if it was used before.

@@ -533,10 +533,12 @@ impl Gpu {
         })?;
         #[cfg(not(target_arch = "wasm32"))]
         self.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|error| failed(&error))?;
+        #[cfg(target_arch = "wasm32")]
+        let settled = self.settle();
         let answer = receiver.receive().await;
         // Whatever made the answer a refusal says more than it does.
         #[cfg(target_arch = "wasm32")]
-        self.settle().await?;
+        settled.await?;
         match answer {
             Some(Ok(())) => {}
             Some(Err(error)) => return Err(failed(&error)),

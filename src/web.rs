@@ -2,7 +2,8 @@
 //!
 //! Natively an error scope answers at once. A browser answers when the page's own code has returned, and until then
 //! whatever came of a refused call does nothing. The answers are kept here, and reading back, the only thing that
-//! waits, hears them first: no result is handed out that an error stands behind.
+//! waits, hears them first: no result is handed out that an error stands behind. It takes those that are outstanding when
+//! it begins, so that of several tasks each hears its own, as long as it does not wait between recording and reading.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -41,16 +42,18 @@ impl Answers {
         });
     }
 
-    /// Waits for all answers that are outstanding.
+    /// Takes all answers that are outstanding now; the future waits for them.
     ///
     /// # Errors
-    /// The first error that any of them told of since the last call.
-    pub async fn settle(&self) -> Result<()> {
+    /// The first error that any of them tells of, or that came since the last call.
+    pub fn settle(&self) -> impl Future<Output = Result<()>> + use<> {
         let (outstanding, mut first) = std::mem::take(&mut *self.inner.lock().unwrap_or_else(PoisonError::into_inner));
-        for (operation, answer) in outstanding {
-            keep_first(&mut first, &operation, answer.await);
+        async move {
+            for (operation, answer) in outstanding {
+                keep_first(&mut first, &operation, answer.await);
+            }
+            first.map_or(Ok(()), Err)
         }
-        first.map_or(Ok(()), Err)
     }
 }
 

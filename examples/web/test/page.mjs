@@ -309,19 +309,24 @@ const tests = {
     const context = await browser.newContext();
     const page = await context.newPage();
     await page.goto(`${address}empty`);
-    const error = await page.evaluate(async () => {
+    const [error, other] = await page.evaluate(async () => {
       const { create } = await import("./continuous_attention.js");
       const engine = await create();
       const { createShaderModule } = GPUDevice.prototype;
       GPUDevice.prototype.createShaderModule = function (descriptor) {
-        return createShaderModule.call(this, { ...descriptor, code: "no shader" });
+        const code = descriptor.label.startsWith("attention") ? "no shader" : descriptor.code;
+        return createShaderModule.call(this, { ...descriptor, code });
       };
-      const ones = new Float32Array([1]);
-      const call = { q: ones, k: ones, v: ones, headDim: 1, valueDim: 1 };
-      return engine.attention(call).then(() => null, ({ kind, message }) => ({ kind, message }));
+      const one = new Float32Array([1]);
+      const attention = { q: one, k: one, v: one, headDim: 1, valueDim: 1 };
+      const efla = { q: one, k: one, v: one, beta: one, keyDim: 1, valueDim: 1, form: "recurrent" };
+      const told = (promise) => promise.then(() => null, ({ kind, message }) => ({ kind, message }));
+      // Of two that overlap each hears its own.
+      return Promise.all([told(engine.attention(attention)), told(engine.efla(efla))]);
     });
     assert.equal(error?.kind, "gpu");
     assert.match(error.message, /^compiling failed: .*no shader/s);
+    assert.equal(other, null);
     await context.close();
   },
 
