@@ -21,6 +21,8 @@ struct Inner {
     checked: bool,
     lanes: bool,
     pipelines: Mutex<HashMap<VariantKey, Arc<Pipeline>>>,
+    #[cfg(target_arch = "wasm32")]
+    answers: crate::web::Answers,
 }
 
 /// How [`Gpu::with_options`] picks an adapter and compiles shaders.
@@ -138,7 +140,19 @@ impl Gpu {
         let lanes = device.features().contains(SUBGROUPS)
             && info.device_type == wgpu::DeviceType::Cpu
             && (info.subgroup_min_size, info.subgroup_max_size) == (LANES, LANES);
-        Ok(Gpu { inner: Arc::new(Inner { device, queue, limits, checked, lanes, pipelines: Mutex::default() }) })
+        // In a browser devices belong to one thread; `Arc` stays so that the code is the same.
+        #[cfg_attr(target_arch = "wasm32", allow(clippy::arc_with_non_send_sync))]
+        let inner = Arc::new(Inner {
+            device,
+            queue,
+            limits,
+            checked,
+            lanes,
+            pipelines: Mutex::default(),
+            #[cfg(target_arch = "wasm32")]
+            answers: Default::default(),
+        });
+        Ok(Gpu { inner })
     }
 
     /// Every adapter of this machine, in the order that [`AdapterChoice::Index`] counts.
@@ -202,26 +216,33 @@ impl Gpu {
     }
 
     /// Runs `work`, turning an error of the graphics stack into an [`Error`]: the device's own error handler, which
-    /// is the host's, never hears of it.
+    /// is the host's, never hears of it. A browser answers later, see `settle`.
     pub(crate) fn catching<T>(&self, operation: &str, work: impl FnOnce() -> T) -> Result<T> {
         let scopes = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
             .map(|filter| self.inner.device.push_error_scope(filter));
         let result = work();
-        let mut first = None;
-        for scope in scopes.into_iter().rev() {
-            let answer = scope.pop();
-            // Natively the answer is there at once. A browser answers later and the work so far does nothing.
-            #[cfg(not(target_arch = "wasm32"))]
-            {
-                first = first.or(pollster::block_on(answer));
+        let answers = scopes.into_iter().rev().map(|scope| scope.pop());
+        #[cfg(not(target_arch = "wasm32"))]
+        {
+            // Every scope is popped, whatever the first says.
+            let errors: Vec<_> = answers.map(pollster::block_on).collect();
+            if let Some(error) = errors.into_iter().flatten().next() {
+                return Err(Error::gpu(operation, error));
             }
-            #[cfg(target_arch = "wasm32")]
-            drop(answer);
         }
-        match first {
-            Some(error) => Err(Error::gpu(operation, error)),
-            None => Ok(result),
-        }
+        #[cfg(target_arch = "wasm32")]
+        answers.for_each(|answer| self.inner.answers.expect(operation, answer));
+        Ok(result)
+    }
+
+    /// What a browser has to say against calls made before this one: there `new`, `bind`, `upload` and their like return
+    /// before it does. The future waits for it. [`Gpu::read_async`] asks by itself.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`], the first since the last time anyone asked.
+    #[cfg(target_arch = "wasm32")]
+    pub fn settle(&self) -> impl Future<Output = Result<()>> + use<> {
+        self.inner.answers.settle()
     }
 
     /// The compiled pipeline of a variant, from the cache if it was used before.
@@ -286,9 +307,12 @@ fn pick(adapters: &[wgpu::AdapterInfo], choice: Option<AdapterChoice>) -> Result
     };
     (0..adapters.len()).filter(|&index| matches(index)).min_by_key(|&index| rank(&adapters[index])).ok_or_else(|| {
         let available = if adapters.is_empty() {
-            "this machine shows none: install a Vulkan driver (software: mesa-vulkan-drivers and libvulkan1 on \
-             Debian and Ubuntu)"
-                .to_string()
+            #[cfg(target_arch = "wasm32")]
+            let none = "this browser has no WebGPU, or it is switched off or found no GPU";
+            #[cfg(not(target_arch = "wasm32"))]
+            let none = "this machine shows none: install a Vulkan driver (software: mesa-vulkan-drivers and libvulkan1 \
+                        on Debian and Ubuntu)";
+            none.to_string()
         } else {
             let names: Vec<_> =
                 adapters.iter().enumerate().map(|(i, info)| format!("{i}: {} ({})", info.name, info.backend)).collect();

@@ -1,4 +1,5 @@
-//! Attention derived from continuous time, as hand-written WGSL kernels on [wgpu]: Vulkan, Metal, DX12, OpenGL.
+//! Attention derived from continuous time, as hand-written WGSL kernels on [wgpu]: Vulkan, Metal, DX12, OpenGL,
+//! WebGPU.
 //!
 //! * [`Attention`]: **continuous softmax attention**. Keys and values are linear between tokens, and softmax attention
 //!   becomes an exact integral over time. The same kernels compute ordinary softmax attention ([`Method::Softmax`]).
@@ -43,6 +44,8 @@
 //! # What to expect
 //!
 //! * Only [`Gpu::read`] waits. Types are `Send + Sync` and cheap to clone.
+//! * On wasm32 nothing waits: [`Gpu::with_options_async`], [`Gpu::read_async`]. There errors of the graphics stack come from
+//!   the latter, since a browser answers late, and types are not `Send`.
 //! * What a caller can get wrong comes back as an [`Error`] that names the argument, what it got and what it needed,
 //!   before anything is recorded.
 //! * Tensors are [`TensorView`]s: any offset and strides in any storage buffer, as long as the last of four
@@ -69,6 +72,8 @@ mod rotary;
 mod shader;
 mod tensor;
 mod trusted;
+#[cfg(target_arch = "wasm32")]
+mod web;
 
 pub use attention::{
     Attention, AttentionBackwardPlan, AttentionConfig, AttentionGradients, AttentionPlan, AttentionShape,

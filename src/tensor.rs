@@ -507,7 +507,7 @@ impl Gpu {
     /// As [`Gpu::read`] without blocking the browser; natively it waits inside.
     ///
     /// # Errors
-    /// As [`Gpu::read`].
+    /// As [`Gpu::read`]; in a browser also what it says against earlier calls.
     pub async fn read_async(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let failed = |error: &dyn std::fmt::Display| Error::gpu("reading back", error);
         if tensor.view.is_empty() {
@@ -533,7 +533,13 @@ impl Gpu {
         })?;
         #[cfg(not(target_arch = "wasm32"))]
         self.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|error| failed(&error))?;
-        match receiver.receive().await {
+        #[cfg(target_arch = "wasm32")]
+        let settled = self.settle();
+        let answer = receiver.receive().await;
+        // Whatever made the answer a refusal says more than it does.
+        #[cfg(target_arch = "wasm32")]
+        settled.await?;
+        match answer {
             Some(Ok(())) => {}
             Some(Err(error)) => return Err(failed(&error)),
             None => return Err(failed(&"the device gave no answer")),

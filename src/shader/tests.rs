@@ -1,6 +1,8 @@
 //! Every variant through naga: what the shader declares is what the host believes.
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 
 use naga::proc::Layouter;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -80,24 +82,44 @@ fn kernels() -> Vec<Compiled> {
     kernels
 }
 
-#[test]
-fn declarations_match_the_host() {
-    let mut checked = 0;
-    for (kernel, constants) in kernels() {
+/// Every variant that tests check: either access mode, every storage type, rows read whole and not.
+fn variants() -> impl Iterator<Item = Variant> {
+    kernels().into_iter().flat_map(|(kernel, constants)| {
         // A table is a buffer of its own: never written, so that browsers take what depends on it as uniform.
         let may_be_written = |binding: &Binding| binding.role == Role::Input && binding.kind != Kind::Words;
         let inputs = kernel.bindings.iter().enumerate().filter(|(_, binding)| may_be_written(binding));
         let all_inputs = inputs.fold(0, |mask, (index, _)| mask | 1 << index);
-        // Either access mode, every storage type, rows read whole and not.
         let formats = [(DType::F32, true), (DType::F16, false), (DType::F16, true), (DType::BF16, true)];
         let formats = formats.map(|(dtype, vectors)| (0, Format { dtype, vectors }));
         let f32 = [(0, Format::default()), (all_inputs, Format::default())];
-        for (writable_inputs, format) in f32.into_iter().chain(formats) {
-            check(&variant(kernel, constants.clone(), writable_inputs, format));
-            checked += 1;
+        let each = f32.into_iter().chain(formats);
+        each.map(move |(writable_inputs, format)| variant(kernel, constants.clone(), writable_inputs, format))
+    })
+}
+
+/// With the environment variable `WRITE_VARIANTS` also writes them to that file, a line of JSON each, for a browser's
+/// compiler: {"name": …, "text": …}.
+#[test]
+fn declarations_match_the_host() {
+    let mut file = std::env::var_os("WRITE_VARIANTS").map(|path| BufWriter::new(File::create(path).unwrap()));
+    let mut checked = 0;
+    for variant in variants() {
+        check(&variant);
+        checked += 1;
+        if let Some(file) = &mut file {
+            let Variant { kernel, constants, writable_inputs, formats } = &variant;
+            let constants: String = constants.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+            let stored = kernel.bindings.iter().position(Binding::is_stored).map(|index| formats[index]);
+            let name = format!("{}{constants} writable={writable_inputs} {stored:?}", kernel.name);
+            let text = compose(&variant).text;
+            writeln!(file, r#"{{"name": {}, "text": {}}}"#, json(&name), json(&text)).unwrap();
         }
     }
     assert!(checked > 1500, "{checked}");
+}
+
+fn json(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n").replace('\t', "\\t"))
 }
 
 /// A variant whose stored bindings all have one format.

@@ -587,15 +587,13 @@ fn one_buffer_for_everything() {
         let d_final = problem.d_final_state.as_ref().unwrap();
         let inputs = [&problem.q, &problem.k, &problem.v, &problem.beta, initial, &problem.d_out, d_final];
         for values in inputs {
-            // Offsets that no alignment asks for, and NaN between the ranges.
-            data.extend([f32::NAN; 3]);
-            // The kernels that `run` takes want vectors.
-            data.resize(data.len().next_multiple_of(4), f32::NAN);
+            // Offsets of whole vectors, as in `run`, but of no larger alignment; and NaN between the ranges.
+            data.resize((data.len() + 3).next_multiple_of(4), f32::NAN);
             ranges.push(data.len() as u64);
             data.extend(values);
         }
         for shape in &shapes {
-            data.extend([f32::NAN; 3]);
+            data.resize((data.len() + 3).next_multiple_of(4), f32::NAN);
             ranges.push(data.len() as u64);
             data.resize(data.len() + shape.iter().product::<usize>(), f32::NAN);
         }
