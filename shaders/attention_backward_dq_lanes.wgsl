@@ -58,7 +58,10 @@ fn main(
                 let p = nan_exp(select(vec4(0.0), a - own.lse, live));
                 logits[$g * LANES + $lane] = select(vec4(0.0), p * g, live);
             } else {
-                let length = subgroupBroadcast(intervals$g, $laneu);
+                var length = 1.0;
+                if INTERVALS == 1u {
+                    length = subgroupBroadcast(intervals$g, $laneu);
+                }
                 let live = (node > first) & (node <= last) & vec4(length > 0.0);
                 let p = node_weights(a, own.lse);
                 let s = segment_integrals(a - left, p_left, p);

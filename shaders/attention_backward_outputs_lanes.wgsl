@@ -48,7 +48,10 @@ fn main(
                 let live = (node >= own.ranges.first) & (node <= own.ranges.last);
                 tile_sum += select(vec4(0.0), nan_exp(select(vec4(0.0), a - own.lse, live)) * d, live);
             } else {
-                let length = subgroupBroadcast(intervals$g, $laneu);
+                var length = 1.0;
+                if INTERVALS == 1u {
+                    length = subgroupBroadcast(intervals$g, $laneu);
+                }
                 let live = (node > own.ranges.first) & (node <= own.ranges.last) & vec4(length > 0.0);
                 let p = node_weights(a, own.lse);
                 let s = segment_integrals(a - left, p_left, p);

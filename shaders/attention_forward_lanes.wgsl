@@ -15,18 +15,35 @@ fn load(part: u32, address: u32, column: u32) -> vec4<f32> {
     return load_v_at(address, column);
 }
 
-// Writes a row: `sum` is the integral Z if the row is `live` and so has one, `sums` where its sums start.
-fn finish(
-    task: Task,
-    row: u32,
-    first: i32,
-    last: i32,
-    v_of_head: Nodes,
+// Logits of the lane's rows with one node.
+fn logits_of(rows: vec4<u32>, node: u32) -> vec4<f32> {
+    var sum = vec4(0.0);
+    for (var column = 0u; column < params.head_dim; column += 4u) {
+        let q = load_rows(Q, rows, column);
+        let k = load(K, node, column);
+        sum += q[0] * k.x + q[1] * k.y + q[2] * k.z + q[3] * k.w;
+    }
+    return sum;
+}
+
+// What a row has come to.
+struct RowEnd {
+    // Where its sums start.
     sums: u32,
     row_max: f32,
+    // The integral Z, if the row has one.
     sum: f32,
-    live: bool,
-) {
+    has_integral: bool,
+    // The pending weight, of a node that the row may see, and that node's value.
+    pending: f32,
+    sees_last: bool,
+    last_value: u32,
+    // Whether it sees one node only, and that node's value.
+    lone: bool,
+    lone_value: u32,
+}
+
+fn finish(task: Task, row: u32, end: RowEnd) {
     let place = task.place;
     if row >= place.queries {
         return;
@@ -34,22 +51,24 @@ fn finish(
     if params.has_lse == 1u {
         // A constant that is not finite is an error in WGSL; a variable's bits are not.
         var bits = 0xff800000u;
-        if live {
-            bits = bitcast<u32>(row_max + nan_log(sum));
+        if end.has_integral {
+            bits = bitcast<u32>(end.row_max + nan_log(end.sum));
         }
         let base = params.lse.x + place.batch * params.lse.y + task.head * params.lse.z;
         lse[base + (place.query0 + row) * params.lse.w] = bitcast<f32>(bits);
     }
-    // One node and no segment: the limit of a shrinking interval.
-    let lone = CONTINUOUS == 1u && first == last;
-    let value = node_address(v_of_head, first, params.v.w);
     let base = params.out.x + place.batch * params.out.y + task.head * params.out.z
         + (place.query0 + row) * params.out.w;
     for (var column = 0u; column < params.value_dim; column += 4u) {
+        var sums = workspace[end.sums + column / 4u];
+        if CONTINUOUS == 1u {
+            sums += select(vec4(0.0), end.pending * load_v_at(end.last_value, column), vec4(end.sees_last));
+        }
         // Not `sum != 0.0`, which is false for a NaN: rows that see one must not look like rows of 0.
-        var result = select(workspace[sums + column / 4u] / sum, vec4(0.0), !live || sum == 0.0);
-        if lone {
-            result = load_v_at(value, column);
+        var result = select(sums / end.sum, vec4(0.0), !end.has_integral || end.sum == 0.0);
+        if end.lone {
+            // No segment: the limit of a shrinking interval.
+            result = load_v_at(end.lone_value, column);
         }
         out_store4(base, column, params.value_dim, result);
     }
@@ -85,12 +104,18 @@ fn main(
     var row_max = vec4(0.0);
     var row_sum = vec4(0.0);
     var row_active = vec4(false);
+    // Tiles begin behind the first node, whose logit is carried into them, and end with the weight of the last one still
+    // pending: as many as without segments.
     var carried_logit = vec4(0.0);
+    if CONTINUOUS == 1u {
+        carried_logit = logits_of(rows, node_address(k_of_head, lowest.x, params.k.w));
+    }
     var carried_weight = vec4(0.0);
+    var end = lowest.x;
     var tile: Tile;
     var seen: Mask;
 
-    for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(TILE)) {
+    for (var node0 = lowest.x + LAG; node0 <= highest.y; node0 += i32(TILE)) {
         // 1. Logits.
         var keys = node_addresses(k_of_head, node0, lane, params.k.w);
         dots(&tile, Q, rows, K, &keys, params.head_dim);
@@ -110,8 +135,10 @@ fn main(
             var live = (node >= first_active) & (node <= own.last);
             var top = a;
             if CONTINUOUS == 1u {
-                live = live & vec4(subgroupBroadcast(intervals$g, $laneu) > 0.0);
                 top = max(a, left);
+            }
+            if INTERVALS == 1u {
+                live = live & vec4(subgroupBroadcast(intervals$g, $laneu) > 0.0);
             }
             tile_max = max(tile_max, select(vec4(LOWEST), top, live));
             tile_active = tile_active | live;
@@ -139,12 +166,16 @@ fn main(
                 let live = (node >= own.first) & (node <= own.last);
                 weight = select(vec4(0.0), nan_exp(select(vec4(0.0), a - row_max, live)), live);
             } else {
-                let delta_t = subgroupBroadcast(intervals$g, $laneu);
-                let live = (node >= first_active) & (node <= own.last) & vec4(delta_t > 0.0);
+                var live = (node >= first_active) & (node <= own.last);
                 let p = exp(min(a - row_max, vec4(0.0)));
-                let unit = segment_weights(a - left, p_left, p);
-                weight = select(vec4(0.0), delta_t * unit.left, live) + pending;
-                pending = select(vec4(0.0), delta_t * unit.right, live);
+                var unit = segment_weights(a - left, p_left, p);
+                if INTERVALS == 1u {
+                    let delta_t = subgroupBroadcast(intervals$g, $laneu);
+                    live = live & vec4(delta_t > 0.0);
+                    unit = SegmentWeights(delta_t * unit.left, delta_t * unit.right);
+                }
+                weight = select(vec4(0.0), unit.left, live) + pending;
+                pending = select(vec4(0.0), unit.right, live);
                 left = a;
                 p_left = p;
             }
@@ -158,6 +189,7 @@ fn main(
         row_sum = row_sum * factor + tile_sum;
         carried_logit = left;
         carried_weight = pending;
+        end = node0 + i32(TILE) - 1;
 
         // 3. Sums of values. A tile is whole if every row sees every node of it.
         let value0 = node0 - LAG;
@@ -166,9 +198,24 @@ fn main(
         apply(&tile, whole, &seen, V, &values, params.value_dim, factor, sums);
     }
 
+    row_sum += carried_weight;
+    let last_value = node_address(v_of_head, end, params.v.w);
     var rest = row;
 //# for r in x y z w
-    finish(task, rest, own.first.$r, own.last.$r, v_of_head, sums.$r, row_max.$r, row_sum.$r, row_active.$r);
-    rest++;
+    {
+        let row_end = RowEnd(
+            sums.$r,
+            row_max.$r,
+            row_sum.$r,
+            row_active.$r,
+            carried_weight.$r,
+            CONTINUOUS == 1u && end >= own.first.$r && end <= own.last.$r,
+            last_value,
+            CONTINUOUS == 1u && own.first.$r == own.last.$r,
+            node_address(v_of_head, own.first.$r, params.v.w),
+        );
+        finish(task, rest, row_end);
+        rest++;
+    }
 //# end
 }

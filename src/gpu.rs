@@ -1,11 +1,13 @@
 //! Adapter choice, device, pipeline cache.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::kernel::Pipeline;
 use crate::shader::{Binding, Constants, Format, Kernel, Variant, VariantKey};
+use crate::trusted;
 
 /// A device to run on: cheap to clone, `Send` and `Sync`. Compiled pipelines are shared by its clones.
 #[derive(Debug, Clone)]
@@ -20,9 +22,17 @@ struct Inner {
     limits: wgpu::Limits,
     checked: bool,
     lanes: bool,
+    cache: Option<DiskCache>,
     pipelines: Mutex<HashMap<VariantKey, Arc<Pipeline>>>,
     #[cfg(target_arch = "wasm32")]
     answers: crate::web::Answers,
+}
+
+/// Compiled pipelines on disk.
+#[derive(Debug)]
+struct DiskCache {
+    cache: wgpu::PipelineCache,
+    file: PathBuf,
 }
 
 /// How [`Gpu::with_options`] picks an adapter and compiles shaders.
@@ -34,6 +44,10 @@ pub struct GpuOptions {
     pub checked: bool,
     /// Run what adapters without subgroups run: on software adapters many times slower, for tests and comparisons.
     pub no_subgroups: bool,
+    /// A folder for compiled pipelines, which a later process then need not compile: a file an adapter, read here and
+    /// written by [`Gpu::save_pipelines`]. Drivers trust what they read: no one else may write there. Ignored where the
+    /// backend has no pipeline cache (all but Vulkan; many drivers cache on their own).
+    pub pipeline_cache: Option<PathBuf>,
 }
 
 /// An adapter by its place in [`Gpu::adapters`] or by a part of its name.
@@ -107,7 +121,7 @@ impl Gpu {
             })
             .await
             .map_err(|error| Error::gpu(format!("opening {}", adapter.get_info().name), error))?;
-        Self::build(device, queue, options.checked)
+        Self::build(device, queue, options.checked, options.pipeline_cache.as_deref())
     }
 
     /// Runs on the host's own device and queue. Neither its error handler nor its device-lost callback is touched.
@@ -115,15 +129,15 @@ impl Gpu {
     /// # Errors
     /// [`Error::Limit`] when the device was requested with less than WebGPU's default limits for compute shaders.
     pub fn from_wgpu(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
-        Self::build(device, queue, false)
+        Self::build(device, queue, false, None)
     }
 
     /// As [`Gpu::from_wgpu`], with wgpu's shader checks (see [`GpuOptions::checked`]).
     pub fn from_wgpu_checked(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
-        Self::build(device, queue, true)
+        Self::build(device, queue, true, None)
     }
 
-    fn build(device: wgpu::Device, queue: wgpu::Queue, checked: bool) -> Result<Self> {
+    fn build(device: wgpu::Device, queue: wgpu::Queue, checked: bool, cache: Option<&Path>) -> Result<Self> {
         let limits = device.limits();
         for (limit_name, limit, needed) in [
             ("max_storage_buffers_per_shader_stage", limits.max_storage_buffers_per_shader_stage, MAX_STORAGE_BUFFERS),
@@ -140,6 +154,13 @@ impl Gpu {
         let lanes = device.features().contains(SUBGROUPS)
             && info.device_type == wgpu::DeviceType::Cpu
             && (info.subgroup_min_size, info.subgroup_max_size) == (LANES, LANES);
+        let key = wgpu::util::pipeline_cache_key(&info)
+            .filter(|_| device.features().contains(wgpu::Features::PIPELINE_CACHE));
+        let cache = cache.zip(key).map(|(folder, key)| {
+            let file = folder.join(key);
+            // Whatever can't be read is compiled again.
+            DiskCache { cache: trusted::pipeline_cache(&device, std::fs::read(&file).ok().as_deref()), file }
+        });
         // In a browser devices belong to one thread; `Arc` stays so that the code is the same.
         #[cfg_attr(target_arch = "wasm32", allow(clippy::arc_with_non_send_sync))]
         let inner = Arc::new(Inner {
@@ -148,6 +169,7 @@ impl Gpu {
             limits,
             checked,
             lanes,
+            cache,
             pipelines: Mutex::default(),
             #[cfg(target_arch = "wasm32")]
             answers: Default::default(),
@@ -159,13 +181,15 @@ impl Gpu {
     pub async fn adapters() -> Vec<wgpu::Adapter> {
         // One instance for all: wgpu tells devices of one instance apart, but panics on a buffer of another instance.
         #[cfg(not(target_arch = "wasm32"))]
-        let instance = {
+        {
             static INSTANCE: std::sync::OnceLock<wgpu::Instance> = std::sync::OnceLock::new();
-            INSTANCE.get_or_init(instance)
-        };
+            // One thread at a time: wgpu's OpenGL backend panics when two ask at once. The answer is there at once.
+            static ASKING: Mutex<()> = Mutex::new(());
+            let _asking = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
+            pollster::block_on(INSTANCE.get_or_init(instance).enumerate_adapters(wgpu::Backends::all()))
+        }
         #[cfg(target_arch = "wasm32")]
-        let instance = instance();
-        instance.enumerate_adapters(wgpu::Backends::all()).await
+        instance().enumerate_adapters(wgpu::Backends::all()).await
     }
 
     /// Index in [`Gpu::adapters`] of the adapter that [`Gpu::with_options`] would take.
@@ -195,6 +219,25 @@ impl Gpu {
     /// The device's limits.
     pub fn limits(&self) -> &wgpu::Limits {
         &self.inner.limits
+    }
+
+    /// Writes what was compiled so far into the folder of [`GpuOptions::pipeline_cache`]; nothing without one.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] with the system's message when the file can't be written. A file there already stays as it was.
+    pub fn save_pipelines(&self) -> Result<()> {
+        let Some(DiskCache { cache, file }) = &self.inner.cache else { return Ok(()) };
+        let Some(data) = cache.get_data() else { return Ok(()) };
+        // Another process may read meanwhile: the file appears whole or not at all.
+        let written = file.with_extension(std::process::id().to_string());
+        std::fs::write(&written, data)
+            .and_then(|()| std::fs::rename(&written, file))
+            .map_err(|error| Error::gpu(format!("writing {}", file.display()), error))
+    }
+
+    /// Where compiled pipelines are kept, if anywhere.
+    pub(crate) fn disk_cache(&self) -> Option<&wgpu::PipelineCache> {
+        self.inner.cache.as_ref().map(|disk| &disk.cache)
     }
 
     /// Whether kernels whose workgroup is one subgroup of [`LANES`] suit this device: those of `shared/lanes.wgsl`.
@@ -269,7 +312,11 @@ fn instance() -> wgpu::Instance {
 /// experimental ones and makes others slow.
 fn wanted_features(options: &GpuOptions) -> wgpu::Features {
     let subgroups = if options.no_subgroups { wgpu::Features::empty() } else { SUBGROUPS };
-    wgpu::Features::TIMESTAMP_QUERY | subgroups
+    let cache = match options.pipeline_cache {
+        Some(_) => wgpu::Features::PIPELINE_CACHE,
+        None => wgpu::Features::empty(),
+    };
+    wgpu::Features::TIMESTAMP_QUERY | subgroups | cache
 }
 
 /// WebGPU's defaults, raised to the adapter's own where larger helps.

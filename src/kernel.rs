@@ -67,10 +67,11 @@ impl Pipeline {
         let module = gpu
             .catching("compiling", || trusted::shader_module(device, name, &composed.text, checked))
             .map_err(|error| Error::gpu(format!("compiling {name}"), composed.locate(&error.to_string())))?;
-        gpu.catching(&format!("creating the pipeline of {name}"), || Self::create(device, variant, &module, checked))
+        gpu.catching(&format!("creating the pipeline of {name}"), || Self::create(gpu, variant, &module, checked))
     }
 
-    fn create(device: &wgpu::Device, variant: &Variant, module: &wgpu::ShaderModule, checked: bool) -> Self {
+    fn create(gpu: &Gpu, variant: &Variant, module: &wgpu::ShaderModule, checked: bool) -> Self {
+        let device = gpu.device();
         let label = Some(variant.kernel.name);
         let entry = |binding: usize, ty: wgpu::BufferBindingType| wgpu::BindGroupLayoutEntry {
             binding: binding as u32,
@@ -100,7 +101,7 @@ impl Pipeline {
                 zero_initialize_workgroup_memory: checked,
                 ..Default::default()
             },
-            cache: None,
+            cache: gpu.disk_cache(),
         });
         Pipeline { pipeline, layout }
     }

@@ -24,3 +24,13 @@ pub(crate) fn shader_module(device: &wgpu::Device, label: &str, source: &str, ch
         unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
     }
 }
+
+/// A pipeline cache that starts with what [`Gpu::save_pipelines`](crate::Gpu::save_pipelines) wrote, if the driver can use
+/// that.
+pub(crate) fn pipeline_cache(device: &wgpu::Device, data: Option<&[u8]>) -> wgpu::PipelineCache {
+    let descriptor = wgpu::PipelineCacheDescriptor { label: Some("continuous-attention"), data, fallback: true };
+    // SAFETY: the data is what `PipelineCache::get_data` gave for an adapter of the same key, in a file whose name only this
+    // crate uses; the folder is the caller's, who is told to keep others from writing to it. wgpu and the driver refuse
+    // what comes from another version or device.
+    unsafe { device.create_pipeline_cache(&descriptor) }
+}

@@ -58,7 +58,7 @@ fn load_v_at(address: u32, column: u32) -> vec4<f32> {
 
 // Length of the segment that ends in a node.
 fn load_interval(place: Place, node: i32) -> f32 {
-    if params.has_intervals == 0u || place.keys == 0u {
+    if INTERVALS == 0u || place.keys == 0u {
         return 1.0;
     }
     let base = params.packed_intervals + place.batch * params.keys + place.key0;

@@ -533,7 +533,7 @@ impl<'a> Pass<'a> {
         call.push(gpu, &ROWS, Vec::new(), &params, &arguments, row_count.div_ceil(64))?;
 
         let ([outputs, dq, dkv], constants) = if lanes {
-            let constants = lanes_constants(config, self.blocks.constants(), GROUPS);
+            let constants = lanes_constants(config, self.blocks.constants(), operands.intervals.is_some(), GROUPS);
             ([&OUTPUTS_LANES, &DQ_LANES, &DKV_LANES], constants)
         } else {
             ([&OUTPUTS, &DQ, &DKV], constants(config, self.blocks.constants()))

@@ -82,14 +82,20 @@ pub(crate) fn constants(
 }
 
 /// Groups of nodes of a tile of `attention_forward_lanes`: the larger, the fewer loads, the longer compilation takes.
-pub(crate) const GROUPS: u32 = 6;
+pub(crate) const GROUPS: u32 = 8;
 
 /// What is compiled into the kernels of one subgroup a workgroup; any head dimension is the same to them.
-pub(crate) fn lanes_constants(config: &AttentionConfig, ragged: (&'static str, u32), groups: u32) -> Constants {
+pub(crate) fn lanes_constants(
+    config: &AttentionConfig,
+    ragged: (&'static str, u32),
+    intervals: bool,
+    groups: u32,
+) -> Constants {
     vec![
         ragged,
         ("CONTINUOUS", u32::from(config.method == Method::Continuous)),
         ("GIVEN", u32::from(config.sink == Sink::Given)),
+        ("INTERVALS", intervals.into()),
         ("LANES", LANES),
         ("GROUPS", groups),
         ("TILE", groups * LANES),
@@ -286,7 +292,7 @@ impl<'a> Pass<'a> {
         ];
         let workgroups = self.blocks.row_tasks(&self.shape) * splits;
         if lanes {
-            let constants = lanes_constants(config, self.blocks.constants(), GROUPS);
+            let constants = lanes_constants(config, self.blocks.constants(), operands.intervals.is_some(), GROUPS);
             return call.push(gpu, &FORWARD_LANES, constants, &params, &arguments, workgroups);
         }
         let constants = constants(config.method, config.value_dim, self.blocks.block_q, self.blocks.constants(), split);

@@ -358,7 +358,7 @@ impl Attention {
         let dim = |name: &str| if matches!(name, "q" | "k") { config.head_dim } else { config.value_dim };
         let (kernel, constants) =
             if gpu.lanes() && config.head_dim.is_multiple_of(4) && config.value_dim.is_multiple_of(4) {
-                (&forward::FORWARD_LANES, forward::lanes_constants(&config, ("RAGGED", 0), forward::GROUPS))
+                (&forward::FORWARD_LANES, forward::lanes_constants(&config, ("RAGGED", 0), false, forward::GROUPS))
             } else {
                 let constants =
                     forward::constants(config.method, config.value_dim, operands::BLOCK_Q, ("RAGGED", 0), false);

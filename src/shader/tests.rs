@@ -35,7 +35,7 @@ fn kernels() -> Vec<Compiled> {
     for method in [Method::Continuous, Method::Softmax] {
         for (sink, ragged) in [(Sink::Zero, 0), (Sink::Given, 1)] {
             let config = AttentionConfig { method, sink, ..Default::default() };
-            let lanes = |groups| attention::forward::lanes_constants(&config, ("RAGGED", ragged), groups);
+            let lanes = |groups| attention::forward::lanes_constants(&config, ("RAGGED", ragged), ragged == 1, groups);
             kernels.push((&attention::forward::FORWARD_LANES, lanes(attention::forward::GROUPS)));
             for kernel in
                 [&attention::backward::OUTPUTS_LANES, &attention::backward::DQ_LANES, &attention::backward::DKV_LANES]
@@ -207,4 +207,88 @@ fn messages_name_the_file() {
     let own = 1 + variant.kernel.files[1].text.lines().position(|line| line.contains("fn main")).unwrap();
     assert_eq!(composed.locate(&format!("error at wgsl:{line}:4")), format!("error at pack.wgsl:{own}:4"));
     assert_eq!(composed.locate("wgsl:1:1"), "generated prelude:1:1");
+}
+
+/// Multiplications and loads from workgroup memory in the statements of a block, but for the loops within, which are
+/// given to `found` by themselves. A load counts once however wide it is, a product of vectors once a component.
+fn count_work(module: &naga::Module, block: &naga::Block, found: &mut Vec<[u32; 2]>) -> [u32; 2] {
+    use naga::{BinaryOperator, Expression, MathFunction, Statement};
+    let main = &module.entry_points[0].function;
+    let mut info = naga::front::Typifier::new();
+    let context = naga::proc::ResolveContext::with_locals(module, &main.local_variables, &main.arguments);
+    let mut counts = [0, 0];
+    for statement in block {
+        let mut add = |more: [u32; 2]| counts = [counts[0] + more[0], counts[1] + more[1]];
+        match statement {
+            Statement::Emit(range) => {
+                for handle in range.clone() {
+                    match main.expressions[handle] {
+                        Expression::Math { fun: MathFunction::Dot, .. } => add([4, 0]),
+                        Expression::Binary { op: BinaryOperator::Multiply, .. } => {
+                            info.grow(handle, &main.expressions, &context).unwrap();
+                            match info.get(handle, &module.types) {
+                                TypeInner::Vector { size, scalar } if scalar.kind == naga::ScalarKind::Float => {
+                                    add([*size as u32, 0])
+                                }
+                                _ => {}
+                            }
+                        }
+                        Expression::Load { mut pointer } => {
+                            while let Expression::Access { base, .. } | Expression::AccessIndex { base, .. } =
+                                main.expressions[pointer]
+                            {
+                                pointer = base;
+                            }
+                            if let Expression::GlobalVariable(variable) = main.expressions[pointer]
+                                && module.global_variables[variable].space == AddressSpace::WorkGroup
+                            {
+                                add([0, 1]);
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Statement::Block(block) => add(count_work(module, block, found)),
+            Statement::If { accept, reject, .. } => {
+                add(count_work(module, accept, found));
+                add(count_work(module, reject, found));
+            }
+            Statement::Loop { body, .. } => {
+                let work = count_work(module, body, found);
+                found.push(work);
+            }
+            _ => {}
+        }
+    }
+    counts
+}
+
+/// The two loops of the forward pass that do its products have work for the arithmetic units of a GPU: at least 4
+/// multiplications a load from workgroup memory.
+#[test]
+fn multiplications_a_load() {
+    for method in [Method::Continuous, Method::Softmax] {
+        let constants = attention::forward::constants(method, 128, 32, ("RAGGED", 0), false);
+        let text = compose(&variant(&attention::forward::FORWARD, constants, 0, Format::default())).text;
+        let module = naga::front::wgsl::parse_str(&text).unwrap();
+        let mut loops = Vec::new();
+        count_work(&module, &module.entry_points[0].function.body, &mut loops);
+        let products: Vec<_> = loops.iter().filter(|[products, _]| *products >= 64).collect();
+        assert_eq!(products.len(), 2, "{loops:?}");
+        for [products, loads] in products {
+            assert!(*loads > 0 && products / loads >= 4, "{products} multiplications, {loads} loads");
+        }
+    }
+}
+
+/// Loops that are written out keep the lines of their file, and take counts from constants.
+#[test]
+fn loops_written_out() {
+    let text = "a\n//# for i in N\n//# for c in x y\nb$i$c\n//# end\n//# end\nc";
+    let lines: Vec<_> = text.lines().enumerate().map(|(at, line)| (at + 1, line)).collect();
+    let mut out = Vec::new();
+    super::unroll(&lines, &vec![("N", 2)], &mut out);
+    let out: Vec<_> = out.iter().map(|(line, text)| format!("{line} {text}")).collect();
+    assert_eq!(out, ["1 a", "4 b0x", "4 b0y", "4 b1x", "4 b1y", "7 c"]);
 }

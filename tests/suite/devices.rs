@@ -8,7 +8,7 @@ use continuous_attention::{
     GpuOptions, Integrator, Method, Sink, TensorView, wgpu,
 };
 
-use crate::harness::{AttentionCase, EflaCase, Guarded, gpu, rng};
+use crate::harness::{AttentionCase, EflaCase, Guarded, bits, gpu, rng};
 
 /// A device as a host would open it, and everything its error handler ever hears.
 fn host_device(limits: wgpu::Limits) -> (wgpu::Device, wgpu::Queue, Arc<Mutex<Vec<String>>>) {
@@ -209,4 +209,36 @@ fn threads_share_a_device() {
             });
         }
     });
+}
+
+/// What one device compiled another one reads, if the backend can keep it; nonsense in its place does no harm.
+#[test]
+fn compiled_pipelines_on_disk() {
+    let folder = std::env::temp_dir().join(format!("continuous-attention-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let options = GpuOptions { pipeline_cache: Some(folder.clone()), ..Default::default() };
+    let case = AttentionCase::random(
+        AttentionConfig::default(),
+        AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 40, keys: 40 },
+        &mut rng(3),
+    );
+    let expected = bits(&case.run().out);
+    let files = || std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    for round in 0..3 {
+        let gpu = Gpu::with_options(&options).unwrap();
+        assert_eq!(bits(&case.run_on(&gpu).out), expected, "round {round}");
+        gpu.save_pipelines().unwrap();
+        let kept = gpu.device().features().contains(wgpu::Features::PIPELINE_CACHE);
+        assert_eq!(files().len(), usize::from(kept), "{:?}", files());
+        if kept && round == 1 {
+            std::fs::write(&files()[0], b"nonsense").unwrap();
+        }
+    }
+    let gpu = Gpu::with_options(&options).unwrap();
+    case.run_on(&gpu);
+    std::fs::remove_dir_all(&folder).unwrap();
+    if gpu.device().features().contains(wgpu::Features::PIPELINE_CACHE) {
+        let message = gpu.save_pipelines().unwrap_err().to_string();
+        assert!(message.contains("writing"), "{message}");
+    }
 }
