@@ -7,10 +7,14 @@ const LOWEST: f32 = -3.4028234e38;
 
 fn load(part: u32, address: u32, column: u32) -> vec4<f32> {
     if part == Q {
-        return q_load4(address, column, params.head_dim) * params.scale;
+        return q_vector(address + column) * params.scale;
     }
+    // The keys of tiles are tokens': node 0 stands before the first tile.
     if part == K {
-        return load_k_at(address, column);
+        return k_vector(address + column);
+    }
+    if CONTINUOUS == 0u {
+        return v_vector(address + column);
     }
     return load_v_at(address, column);
 }
@@ -20,7 +24,7 @@ fn logits_of(rows: vec4<u32>, node: u32) -> vec4<f32> {
     var sum = vec4(0.0);
     for (var column = 0u; column < params.head_dim; column += 4u) {
         let q = load_rows(Q, rows, column);
-        let k = load(K, node, column);
+        let k = load_k_at(node, column);
         sum += q[0] * k.x + q[1] * k.y + q[2] * k.z + q[3] * k.w;
     }
     return sum;
@@ -117,7 +121,7 @@ fn main(
 
     for (var node0 = lowest.x + LAG; node0 <= highest.y; node0 += i32(TILE)) {
         // 1. Logits.
-        var keys = node_addresses(k_of_head, node0, lane, params.k.w);
+        var keys = token_addresses(k_of_head, node0, lane, params.k.w);
         dots(&tile, Q, rows, K, &keys, params.head_dim);
 
         // 2. Weights. Segment n is active if the row sees nodes n − 1 and n and it has a length; an ordinary token if
@@ -194,7 +198,12 @@ fn main(
         // 3. Sums of values. A tile is whole if every row sees every node of it.
         let value0 = node0 - LAG;
         let whole = value0 >= highest.x && value0 + i32(TILE) - 1 <= lowest.y;
-        var values = node_addresses(v_of_head, value0, lane, params.v.w);
+        var values: Addresses;
+        if CONTINUOUS == 1u {
+            values = node_addresses(v_of_head, value0, lane, params.v.w);
+        } else {
+            values = token_addresses(v_of_head, value0, lane, params.v.w);
+        }
         apply(&tile, whole, &seen, V, &values, params.value_dim, factor, sums);
     }
 

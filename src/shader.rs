@@ -203,7 +203,7 @@ struct Accessor {
     bodies: [&'static str; 4],
 }
 
-const ACCESSORS: [Accessor; 4] = [
+const ACCESSORS: [Accessor; 5] = [
     // One element.
     Accessor {
         suffix: "load",
@@ -236,6 +236,18 @@ const ACCESSORS: [Accessor; 4] = [
         return vec4(0.0);
     }
     return decode_TYPE(split_words(NAME[(base + column) / 4u]));",
+        ],
+    },
+    // 4 neighbours, all within a row.
+    Accessor {
+        suffix: "vector",
+        signature: "(at: u32) -> vec4<f32>",
+        bodies: [
+            "return vec4(NAME[at], NAME[at + 1u], NAME[at + 2u], NAME[at + 3u]);",
+            "return NAME[at / 4u];",
+            "let words = vec4(NAME[at / 2u], NAME[(at + 1u) / 2u], NAME[(at + 2u) / 2u], NAME[(at + 3u) / 2u]);
+    return decode_TYPE((words >> (16u * ((at + vec4(0u, 1u, 2u, 3u)) % vec4(2u)))) & vec4(0xffffu));",
+            "return decode_TYPE(split_words(NAME[at / 4u]));",
         ],
     },
     // 4 neighbours from column on, but none past the end of the row.

@@ -2,7 +2,7 @@
 
 fn load(part: u32, address: u32, column: u32) -> vec4<f32> {
     if part == Q {
-        return q_load4(address, column, params.head_dim) * params.scale;
+        return q_vector(address + column) * params.scale;
     }
     if part == K {
         return load_k_at(address, column);
@@ -10,7 +10,7 @@ fn load(part: u32, address: u32, column: u32) -> vec4<f32> {
     if part == V {
         return load_v_at(address, column);
     }
-    return d_out_load4(address, column, params.value_dim);
+    return d_out_vector(address + column);
 }
 
 // 4 rows of a lane, see `Row`.

@@ -29,6 +29,16 @@ fn node_address(nodes: Nodes, node: i32, stride: u32) -> u32 {
     return select(NOWHERE, PACKED | nodes.sink, GIVEN == 1u && node == 0);
 }
 
+// Of the lane's nodes of a tile, which are tokens; of nodes that do not exist some token's.
+fn token_addresses(nodes: Nodes, node0: i32, lane: u32, stride: u32) -> Addresses {
+    var addresses: Addresses;
+//# for g in GROUPS
+    let token$g = clamp(node0 + i32($g * LANES + lane), 1, max(i32(nodes.keys), 1)) - 1;
+    addresses[$g] = nodes.base + u32(token$g) * stride;
+//# end
+    return addresses;
+}
+
 // Of the lane's nodes of a tile.
 fn node_addresses(nodes: Nodes, node0: i32, lane: u32, stride: u32) -> Addresses {
     var addresses: Addresses;
@@ -47,12 +57,12 @@ fn node_value(token: vec4<f32>, address: u32, column: u32, end: u32) -> vec4<f32
 }
 
 fn load_k_at(address: u32, column: u32) -> vec4<f32> {
-    let token = k_load4(select(address, 0u, address >= PACKED), column, params.head_dim);
+    let token = k_vector(select(address, 0u, address >= PACKED) + column);
     return node_value(token, address, column, params.head_dim);
 }
 
 fn load_v_at(address: u32, column: u32) -> vec4<f32> {
-    let token = v_load4(select(address, 0u, address >= PACKED), column, params.value_dim);
+    let token = v_vector(select(address, 0u, address >= PACKED) + column);
     return node_value(token, address, column, params.value_dim);
 }
 
