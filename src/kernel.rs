@@ -37,6 +37,10 @@
 //! | rotary | x, positions, frequencies | out |
 //! | copy | source | destination |
 //!
+//! Kernels called `…_lanes` are the same for software adapters, one subgroup a workgroup (`shared/lanes.wgsl`). They bind the
+//! same, but for the workspace, which they see as vectors: there attention's sum their rows, EFLA's keep the running state
+//! and the matrix of a chunk.
+//!
 //! All kernels of EFLA bind `table`, too. Parts of d_log_decay stand among the gates, for `reduce` to add up.
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state

@@ -354,7 +354,8 @@ impl AttentionBackwardPlan {
         Ok(AttentionBackwardPlan { attention, shape, lengths, lanes, pieces, workspace_bytes })
     }
 
-    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has: linear in T.
+    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has: linear in T. On software
+    /// adapters with subgroups that includes sums as large as d_k and d_v in f32, or as d_q.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
     }

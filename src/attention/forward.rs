@@ -152,7 +152,8 @@ impl AttentionPlan {
         Ok(AttentionPlan { attention, shape, lengths, splits, lanes, pieces, workspace_bytes })
     }
 
-    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has.
+    /// Bytes of device memory a call needs besides its tensors, whichever optional tensors it has. On software adapters with
+    /// subgroups the sums of all rows stand there: as much as an out in f32.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
     }

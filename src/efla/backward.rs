@@ -398,6 +398,7 @@ impl EflaBackwardPlan {
     /// and value head 4·(8 T + T (D_k + 3 D_v) + (T/C) D_k D_v), each of its parts rounded up to the device's storage
     /// buffer alignment. If gated 18 T instead of 8 T, and 8 T/C for every 32 value columns (16 with D_k over 64, 8 over
     /// 128).
+    /// On software adapters with subgroups D_k D_v more for every sequence and 32 T for the matrices of the chunks.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
     }
