@@ -24,6 +24,8 @@ struct Inner {
     lanes: bool,
     cache: Option<DiskCache>,
     pipelines: Mutex<HashMap<VariantKey, Arc<Pipeline>>>,
+    #[cfg(not(target_arch = "wasm32"))]
+    chunk_choices: crate::efla::measure::Choices,
     #[cfg(target_arch = "wasm32")]
     answers: crate::web::Answers,
 }
@@ -171,6 +173,8 @@ impl Gpu {
             lanes,
             cache,
             pipelines: Mutex::default(),
+            #[cfg(not(target_arch = "wasm32"))]
+            chunk_choices: Default::default(),
             #[cfg(target_arch = "wasm32")]
             answers: Default::default(),
         });
@@ -233,6 +237,12 @@ impl Gpu {
         std::fs::write(&written, data)
             .and_then(|()| std::fs::rename(&written, file))
             .map_err(|error| Error::gpu(format!("writing {}", file.display()), error))
+    }
+
+    /// Chunk lengths that [`Efla::measured`](crate::Efla::measured) found fastest.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn chunk_choices(&self) -> &crate::efla::measure::Choices {
+        &self.inner.chunk_choices
     }
 
     /// Where compiled pipelines are kept, if anywhere.

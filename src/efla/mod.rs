@@ -31,6 +31,8 @@
 pub(crate) mod backward;
 mod call;
 pub(crate) mod forward;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) mod measure;
 
 pub use backward::EflaBackwardPlan;
 pub use forward::EflaPlan;
@@ -117,7 +119,7 @@ impl Default for EflaConfig {
 /// | v, out | `[batch, value_heads, tokens, value_dim]` |
 /// | beta, log_decay | `[batch, value_heads, tokens]` |
 /// | initial_state, final_state | `[batch, value_heads, key_dim, value_dim]` |
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EflaShape {
     /// B.
     pub batch: usize,

@@ -1,8 +1,8 @@
 //! Every option of EFLA, in both forms, at every chunk edge.
 
-use continuous_attention::{EflaConfig, EflaShape, Form, Integrator};
+use continuous_attention::{Efla, EflaConfig, EflaShape, Form, Integrator};
 
-use crate::harness::{EDGES, EflaCase, FORMS, bits, case_count, pick, rng};
+use crate::harness::{EDGES, EflaCase, FORMS, bits, case_count, gpu, pick, rng};
 
 const INTEGRATORS: [Integrator; 4] =
     [Integrator::Exact, Integrator::Euler, Integrator::RungeKutta2, Integrator::RungeKutta4];
@@ -181,4 +181,27 @@ fn random_cases() {
         println!("seed {seed}");
         draw(&mut rng(2000 + seed as u64)).check_all_forms();
     }
+}
+
+/// A measured chunk length is one that can be configured, is kept, and gives what that gives.
+#[test]
+fn a_measured_chunk() {
+    let gpu = gpu();
+    let config = config(24, 16);
+    let shape = EflaShape { batch: 1, heads: 2, value_heads: 2, tokens: 100 };
+    let efla = Efla::measured(gpu, config, &shape).unwrap();
+    assert!([16, 32, 64].contains(&efla.config().chunk.unwrap()));
+    for _ in 0..3 {
+        assert_eq!(Efla::measured(gpu, config, &shape).unwrap().config(), efla.config());
+    }
+    let case = EflaCase::random(*efla.config(), shape, &mut rng(30));
+    case.judge(&case.run());
+    let configured = EflaConfig { chunk: Some(16), ..config };
+    assert_eq!(Efla::measured(gpu, configured, &shape).unwrap().config(), &configured);
+    let recurrent = EflaConfig { form: Form::Recurrent, ..config };
+    assert_eq!(Efla::measured(gpu, recurrent, &shape).unwrap().config(), &recurrent);
+    // Nothing to measure is no reason to fail.
+    Efla::measured(gpu, config, &EflaShape { tokens: 0, ..shape }).unwrap();
+    let error = Efla::measured(gpu, EflaConfig { key_dim: 0, ..config }, &shape).unwrap_err().to_string();
+    assert!(error.contains("key_dim"), "{error}");
 }
