@@ -22,8 +22,20 @@
 // gradients of the states after them stood. With DECAY the inner products G_C ⟨S, gradient⟩ of the two, what passes
 // through the chunk as it is, go to the end of `gates`.
 
+// Where there are too few scans to fill a device, the chunks of one are scanned in groups (params.groups of
+// params.group_chunks each, in the order of the scan), in two levels. A scan is linear: over a group
+//
+//     S_after = M S_before + B  [D_k, D_k] x [D_k, D_v] + [D_k, D_v]
+//
+// With LEVEL = SUMS a workgroup scans a group from zeros, for columns of B, or from columns of the unit matrix without u
+// and states, for columns of M; B and M go behind the states, [scans, groups, D_k, D_v + D_k]. efla_groups then puts the
+// state before each group where B stood, and with LEVEL = STARTS the groups are scanned from there.
+
 const REVERSE: u32 = 1u;
 const REPLAY: u32 = 2u;
+
+const SUMS: u32 = 1u;
+const STARTS: u32 = 2u;
 
 // Vectors of 4 state columns; rows of a chunk's product that an invocation has.
 const WIDTH: u32 = STATE_COLUMNS / 4u;
@@ -35,6 +47,11 @@ var<workgroup> state: array<vec4<f32>, KEY_STAGES * COLUMNS * WIDTH>;
 var<workgroup> stage: array<vec4<f32>, CHUNK * VECTORS>;
 // V_new or Y [C][STATE_COLUMNS].
 var<workgroup> update: array<vec4<f32>, CHUNK * WIDTH>;
+
+// A row of what stands behind the states for a group.
+fn group_row(scan: u32, group: u32, d: u32) -> u32 {
+    return params.group_states + ((scan * params.groups + group) * params.key_dim + d) * (params.value_dim + params.key_dim);
+}
 
 fn load_w(row: u32, column: u32) -> vec4<f32> {
     let at = row * params.key_dim + clamped(column, params.key_dim);
@@ -61,16 +78,30 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let index = workgroup_index(workgroup, workgroups);
-    let blocks = (params.value_dim + STATE_COLUMNS - 1u) / STATE_COLUMNS;
-    if index >= blocks * params.value_sequences {
+    let value_blocks = (params.value_dim + STATE_COLUMNS - 1u) / STATE_COLUMNS;
+    var blocks = value_blocks;
+    var groups = 1u;
+    if LEVEL == SUMS {
+        blocks += (params.key_dim + STATE_COLUMNS - 1u) / STATE_COLUMNS;
+    }
+    if LEVEL != 0u {
+        groups = params.groups;
+    }
+    if index >= blocks * groups * params.value_sequences {
         return;
     }
-    let place = place_of(index / blocks);
-    let column0 = index % blocks * STATE_COLUMNS;
+    let block = index % blocks;
+    let group = index / blocks % groups;
+    let scan = index / (blocks * groups);
+    let place = place_of(scan);
+    // Columns of M, not of the state.
+    let of_map = LEVEL == SUMS && block >= value_blocks;
+    let column0 = select(block, block - value_blocks, of_map) * STATE_COLUMNS;
+    let dim = select(params.value_dim, params.key_dim, of_map);
     let x = thread % WIDTH;
     let y = thread / WIDTH;
     let column = column0 + 4u * x;
-    let columns = min(4u, params.value_dim - min(column, params.value_dim));
+    let columns = min(4u, dim - min(column, dim));
 
     let initial = params.initial_state.x + place.sequence * params.initial_state.y
         + place.value_head * params.initial_state.z;
@@ -79,7 +110,11 @@ fn main(
     for (var d = y; d < KEY_STAGES * COLUMNS; d += THREADS / WIDTH) {
         var row = vec4(0.0);
         for (var c = 0u; c < columns && d < params.key_dim; c++) {
-            if params.state_source == STATE_INITIAL {
+            if LEVEL == SUMS {
+                row[c] = select(0.0, 1.0, of_map && d == column + c);
+            } else if LEVEL == STARTS {
+                row[c] = states[group_row(scan, group, d) + column + c];
+            } else if params.state_source == STATE_INITIAL {
                 row[c] = initial_state[initial + d * params.initial_state.w + column + c];
             } else if params.state_source == STATE_IN_PLACE {
                 row[c] = final_state[final_base + d * params.final_state.w + column + c];
@@ -89,7 +124,13 @@ fn main(
     }
 
     let chunks = (place.tokens + CHUNK - 1u) / CHUNK;
-    for (var step = 0u; step < chunks; step++) {
+    var first = 0u;
+    var end = chunks;
+    if LEVEL != 0u {
+        first = min(group * params.group_chunks, chunks);
+        end = min(first + params.group_chunks, chunks);
+    }
+    for (var step = first; step < end; step++) {
         let chunk = select(step, chunks - 1u - step, SCAN == REVERSE);
         let token0 = chunk * CHUNK;
         let row0 = (place.chunk0 + chunk) * CHUNK;
@@ -126,8 +167,11 @@ fn main(
             let at = (row0 + row) * params.value_dim + column;
             var value = vec4(0.0);
             for (var c = 0u; c < columns; c++) {
-                value[c] = u[at + c] - sums[r][c];
-                if SCAN != REPLAY {
+                value[c] = -sums[r][c];
+                if !of_map {
+                    value[c] += u[at + c];
+                }
+                if SCAN != REPLAY && LEVEL != SUMS {
                     u[at + c] = value[c];
                 }
             }
@@ -167,13 +211,15 @@ fn main(
                     var change = changes[r];
                     for (var c = 0u; c < columns && d < params.key_dim; c++) {
                         let at = (state0 + d) * params.value_dim + column + c;
-                        if SCAN == REVERSE {
+                        if SCAN == REVERSE && !of_map {
                             change[c] += states[at];
                         }
                         if SCAN == REPLAY && DECAY == 1u {
                             passed[c] += row[c] * states[at];
                         }
-                        states[at] = row[c];
+                        if LEVEL != SUMS {
+                            states[at] = row[c];
+                        }
                     }
                     if DECAY == 1u {
                         state[d * WIDTH + x] =
@@ -193,14 +239,22 @@ fn main(
                 for (var i = thread; i < THREADS; i += PASSED) {
                     passed += stage[i];
                 }
-                let part = (place.chunk0 + chunk) * blocks + index % blocks;
+                let part = (place.chunk0 + chunk) * blocks + block;
                 gates[passed_at(part) + thread] = decay.y * ((passed.x + passed.y) + (passed.z + passed.w));
             }
         }
     }
 
     workgroupBarrier();
-    if params.has_final_state == 1u {
+    if LEVEL == SUMS {
+        for (var d = y; d < params.key_dim; d += THREADS / WIDTH) {
+            let row = state[d * WIDTH + x];
+            let at = group_row(scan, group, d) + select(0u, params.value_dim, of_map) + column;
+            for (var c = 0u; c < columns; c++) {
+                states[at + c] = row[c];
+            }
+        }
+    } else if params.has_final_state == 1u && group == groups - 1u {
         for (var d = y; d < params.key_dim; d += THREADS / WIDTH) {
             let row = state[d * WIDTH + x];
             for (var c = 0u; c < columns; c++) {

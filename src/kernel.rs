@@ -23,6 +23,9 @@
 //! | efla_gates | q, k, beta, log_decay | workspace (gates, decays, rates) |
 //! | efla_prepare | k, v, workspace (gates) | workspace (W, U) |
 //! | efla_state | k, initial_state, workspace (gates, W) | workspace (V_new, states), final_state |
+//! | efla_state_sums | as efla_state | workspace (what a group of chunks does to a state) |
+//! | efla_groups | initial_state, workspace | workspace (the state before every group) |
+//! | efla_state_starts | as efla_state | as efla_state |
 //! | efla_output | q, k, workspace (gates, V_new, states) | out |
 //! | efla_recurrent | q, k, v, initial_state, workspace (gates) | final_state, out |
 //! | efla_backward_read | d_out or workspace (Y), q, k, workspace | workspace (value heads' parts of d_Q, or of d_k; parts of d_log_decay) |
@@ -30,6 +33,7 @@
 //! | efla_backward_output | q, k, d_out, workspace | workspace (dV_new and dS from within the chunk) |
 //! | efla_backward_prepare | k, v (unused), workspace | workspace (TᵀK̂, Tᵀ dV_new) |
 //! | efla_backward_state | k, d_final_state, workspace | workspace (Y, dS'), d_initial_state |
+//! | efla_backward_sums, efla_backward_starts | as efla_backward_state | of groups of chunks |
 //! | efla_backward_found | k, workspace | workspace (P) |
 //! | efla_backward_values | v, workspace | workspace (X, part of d_log_decay), d_v, d_beta |
 //! | efla_backward_replay | k, initial_state, workspace | workspace (states, what passes through chunks) |

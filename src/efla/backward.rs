@@ -25,6 +25,9 @@
 //! forward one and is the same kernel text. S and dS' take turns in one matrix a chunk: the scan that brings S back has
 //! V_new to go by and costs half of the first.
 //!
+//! Where both scans would leave a device idle, few sequences of many chunks, they have two levels: what every group of
+//! chunks does to a state, the state before every group, the groups from there (`efla_state.wgsl`).
+//!
 //! # With decay
 //!
 //! D, G and E of the [module's](super) chunks stand in everything above: what token s reads of writer j comes times D_{sj},
@@ -57,9 +60,9 @@
 
 use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes};
 use super::forward::{
-    Build, CHUNK_LANES, DECAY, GATES, GRID, KEY, LANES_FILE, PREPARE, PREPARE_FILES, PREPARE_LANES,
+    Build, CHUNK_LANES, DECAY, GATES, GRID, GROUPS, KEY, LANES_FILE, Level, PREPARE, PREPARE_FILES, PREPARE_LANES,
     PREPARE_LANES_FILES, PRODUCT, PRODUCT_LANES, QUERY, SCORES, STATE, STATE_FILES, STATE_LANES, STATE_LANES_FILES,
-    STATES, Scan, TILE, UPDATES, gates_workgroups, state_blocks, state_workgroups,
+    STATE_STARTS, STATE_SUMS, STATES, Scan, TILE, UPDATES, gates_workgroups, scan_workgroups, state_blocks,
 };
 use super::{Efla, EflaGradients, EflaShape, Form};
 use crate::attention::backward::reduce;
@@ -134,6 +137,14 @@ pub(crate) static PREPARE_REVERSE: Kernel = Kernel {
 /// [`STATE`] from the last chunk to the first.
 pub(crate) static STATE_REVERSE: Kernel =
     Kernel { name: "efla_backward_state", files: STATE_FILES, params: &EflaParams::LAYOUT, bindings: STATE.bindings };
+
+/// [`STATE_REVERSE`] of groups of chunks from zeros, and of the unit matrix.
+pub(crate) static SUMS_REVERSE: Kernel =
+    Kernel { name: "efla_backward_sums", files: STATE_FILES, params: &EflaParams::LAYOUT, bindings: STATE.bindings };
+
+/// [`STATE_REVERSE`] of groups of chunks from where they start.
+pub(crate) static STARTS_REVERSE: Kernel =
+    Kernel { name: "efla_backward_starts", files: STATE_FILES, params: &EflaParams::LAYOUT, bindings: STATE.bindings };
 
 /// [`STATE`] once more, from V_new.
 pub(crate) static STATE_REPLAY: Kernel =
@@ -348,22 +359,38 @@ pub(crate) fn kernels(build: Build) -> Vec<(Stage, &'static Kernel, Constants)> 
         ];
     }
     let keys = |keys: bool| [vec![("KEYS", keys.into())], build.products()].concat();
-    vec![
+    // A scan, in one level or two.
+    let scan = |stage, [whole, sums, starts]: [&'static Kernel; 3], scan| -> Vec<(Stage, &'static Kernel, Constants)> {
+        match build.grouped {
+            false => vec![(stage, whole, build.state(scan, Level::Whole))],
+            true => vec![
+                (stage, sums, build.state(scan, Level::Sums)),
+                (stage, &GROUPS, Vec::new()),
+                (stage, starts, build.state(scan, Level::Starts)),
+            ],
+        }
+    };
+    let mut kernels: Vec<(Stage, &'static Kernel, Constants)> = vec![
         (Stage::Recompute, &GATES, build.gates(Form::Chunked)),
         (Stage::Recompute, &PREPARE, build.prepare(false)),
-        (Stage::Recompute, &STATE, build.state(Scan::Forward)),
+    ];
+    kernels.extend(scan(Stage::Recompute, [&STATE, &STATE_SUMS, &STATE_STARTS], Scan::Forward));
+    kernels.extend([
         (Stage::Queries, &READ, keys(false)),
         (Stage::Queries, &SUM, keys(false)),
         (Stage::Keys, &FOUND, build.products()),
         (Stage::Scan, &OUTPUT, build.products()),
         (Stage::Scan, &PREPARE_REVERSE, build.prepare(true)),
-        (Stage::Scan, &STATE_REVERSE, build.state(Scan::Reverse)),
+    ]);
+    kernels.extend(scan(Stage::Scan, [&STATE_REVERSE, &SUMS_REVERSE, &STARTS_REVERSE], Scan::Reverse));
+    kernels.extend([
         (Stage::Keys, &VALUES, build.products()),
         (Stage::Writers, &KEYS, build.products()),
-        (Stage::Recompute, &STATE_REPLAY, build.state(Scan::Replay)),
+        (Stage::Recompute, &STATE_REPLAY, build.state(Scan::Replay, Level::Whole)),
         (Stage::Keys, &READ, keys(true)),
         (Stage::Keys, &SUM, keys(true)),
-    ]
+    ]);
+    kernels
 }
 
 /// A validated backward call of given sizes, from [`Efla::plan_backward`].
@@ -372,6 +399,8 @@ pub struct EflaBackwardPlan {
     efla: Efla,
     shape: EflaShape,
     cu_seqlens: Option<Vec<usize>>,
+    /// Groups of a scan and chunks of each.
+    groups: (u64, u64),
     /// Whether there is room for the kernels of one subgroup a workgroup.
     lanes: bool,
     /// One, unless the workspace of the whole can't be bound.
@@ -382,23 +411,25 @@ pub struct EflaBackwardPlan {
 impl EflaBackwardPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
+        let groups = efla.groups(shape, cu_seqlens)?;
         let plan = |lanes| {
             let plan = Piece::whole(shape.batch, shape.heads)
-                .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, lanes)?.workspace.bytes()));
+                .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, groups, lanes)?.workspace.bytes()));
             plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
         };
         // It takes more memory, perhaps more than a binding.
         let lanes = efla.knows_lanes();
         let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
         let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
-        Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, cu_seqlens, lanes, pieces, workspace_bytes })
+        Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, cu_seqlens, groups, lanes, pieces, workspace_bytes })
     }
 
     /// Bytes of device memory a call needs besides its tensors. With T padded to whole chunks of C tokens, per batch
     /// and value head 4·(8 T + T (D_k + 3 D_v) + (T/C) D_k D_v), each of its parts rounded up to the device's storage
     /// buffer alignment. If gated 18 T instead of 8 T, and 8 T/C for every 32 value columns (16 with D_k over 64, 8 over
     /// 128).
-    /// On software adapters with subgroups D_k D_v more for every sequence and 32 T for the matrices of the chunks.
+    /// On software adapters with subgroups D_k D_v more for every sequence and 32 T for the matrices of the chunks. Where few
+    /// sequences of many chunks are scanned in groups of chunks, D_k (D_k + D_v) for every group.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
     }
@@ -473,7 +504,13 @@ impl EflaBackwardPlan {
         let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
         for piece in &self.pieces {
             for piece in piece.split(&fits)? {
-                let pass = Pass::new(&self.efla, &self.shape.part(&piece), self.cu_seqlens.as_deref(), self.lanes)?;
+                let pass = Pass::new(
+                    &self.efla,
+                    &self.shape.part(&piece),
+                    self.cu_seqlens.as_deref(),
+                    self.groups,
+                    self.lanes,
+                )?;
                 pass.bind(&mut call, &tensors.part(&self.shape, &piece)?, &workspace)?;
             }
         }
@@ -487,6 +524,7 @@ struct Pass<'a> {
     shape: EflaShape,
     packing: Packing,
     sizes: Sizes,
+    groups: (u64, u64),
     lanes: bool,
     workspace: WorkspaceLayout,
     scratch: Scratch,
@@ -500,7 +538,13 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn new(efla: &'a Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>, lanes: bool) -> Result<Self> {
+    fn new(
+        efla: &'a Efla,
+        shape: &EflaShape,
+        cu_seqlens: Option<&[usize]>,
+        groups: (u64, u64),
+        lanes: bool,
+    ) -> Result<Self> {
         let (config, limits) = (efla.config(), efla.gpu().limits());
         let packing = Packing::new(shape, cu_seqlens, Some(efla.chunk()))?;
         let sizes = Sizes::new(config, shape, &packing, efla.chunk());
@@ -513,7 +557,7 @@ impl<'a> Pass<'a> {
                 sizes.elements(&[tokens, GATED_ELEMENTS]).saturating_add(passed)
             }
         };
-        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, lanes)?;
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes)?;
         let values = sizes.elements(&[rows, value_dim]);
         let found_offset = workspace.aligned(values);
         let y_and_found = workspace.reserve("workspace of Y and X", found_offset.saturating_add(values))?;
@@ -521,7 +565,21 @@ impl<'a> Pass<'a> {
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
         let shape = *shape;
-        Ok(Pass { efla, shape, packing, sizes, lanes, workspace, scratch, y_and_found, y, found, found_offset, spare })
+        Ok(Pass {
+            efla,
+            shape,
+            packing,
+            sizes,
+            groups,
+            lanes,
+            workspace,
+            scratch,
+            y_and_found,
+            y,
+            found,
+            found_offset,
+            spare,
+        })
     }
 
     fn bind(&self, call: &mut Call, tensors: &EflaGradients, workspace: &TensorView) -> Result<()> {
@@ -541,6 +599,9 @@ impl<'a> Pass<'a> {
             d_beta: tensors.d_beta.layout(limits),
             log_decay: tensors.log_decay.as_ref().map_or([0; 4], |view| view.layout(limits)),
             with_rates: 1,
+            groups: self.groups.0 as u32,
+            group_chunks: self.groups.1 as u32,
+            group_states: self.scratch.group_states as u32,
             found: self.found_offset as u32,
             state_blocks: state_blocks(&self.sizes) as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing)
@@ -587,15 +648,14 @@ impl<'a> Pass<'a> {
             let argument = "rows of all heads in whole chunks".to_string();
             return Err(Error::Limit { argument, got: key_rows, limit_name: "2³¹", limit: 1 << 31 });
         }
-        for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged(), lanes)) {
-            let workgroups = match kernel.name {
-                "efla_gates" => gates_workgroups(sizes),
-                "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_workgroups(sizes, false),
-                "efla_state_lanes" | "efla_backward_state_lanes" | "efla_backward_replay_lanes" => {
-                    state_workgroups(sizes, true)
+        for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1)) {
+            let workgroups = match (kernel.name, scan_workgroups(kernel.name, sizes, self.groups.0)) {
+                (_, Some(workgroups)) => workgroups,
+                ("efla_gates", _) => gates_workgroups(sizes),
+                ("efla_backward_sum" | "efla_backward_sum_lanes", _) => key_rows.div_ceil(ROWS),
+                ("efla_backward_values" | "efla_backward_values_lanes", _) => {
+                    (sizes.sequences * sizes.rows).div_ceil(ROWS)
                 }
-                "efla_backward_sum" | "efla_backward_sum_lanes" => key_rows.div_ceil(ROWS),
-                "efla_backward_values" | "efla_backward_values_lanes" => (sizes.sequences * sizes.rows).div_ceil(ROWS),
                 _ => sizes.sequences * sizes.chunks,
             };
             let params = if stage == Stage::Recompute { &recompute_params } else { &params };

@@ -53,7 +53,12 @@ params! {
         chunk_table: u32,
         /// Where X stands behind Y.
         found: u32,
+        /// Groups of chunks that a scan in two levels has, chunks of a group, where they stand behind the states.
+        groups: u32,
+        group_chunks: u32,
+        group_states: u32,
         unused0: u32,
+        unused1: u32,
     }
 }
 
@@ -217,18 +222,33 @@ pub(super) struct Scratch {
     pub u: Part,
     /// The state before every chunk, `[B, H_v, chunks, D_k, D_v]`.
     pub states: Part,
+    /// Where the groups start among the states, in elements.
+    pub group_states: u64,
 }
 
 impl Scratch {
-    /// With `lanes` the running state of every scan and the matrix of every chunk stand behind the states.
-    pub fn reserve(layout: &mut WorkspaceLayout, sizes: &Sizes, gate_elements: u64, lanes: bool) -> Result<Self> {
+    /// With `lanes` the running state of every scan and the matrix of every chunk stand behind the states, then what the
+    /// groups of a scan in two levels need, if there are several.
+    pub fn reserve(
+        layout: &mut WorkspaceLayout,
+        sizes: &Sizes,
+        gate_elements: u64,
+        groups: u64,
+        lanes: bool,
+    ) -> Result<Self> {
         let Sizes { chunks, rows, key_dim, value_dim, scans, .. } = *sizes;
         let mut states = sizes.elements(&[chunks, key_dim, value_dim]);
         if lanes {
             let running = scans.saturating_mul(key_dim * value_dim);
             states = states.saturating_add(running).saturating_add(sizes.elements(&[rows, LANES_CHUNK as u64]));
         }
+        let group_states = states;
+        if groups > 1 {
+            let of_group = key_dim * (value_dim + key_dim);
+            states = states.saturating_add(scans.saturating_mul(groups).saturating_mul(of_group));
+        }
         Ok(Scratch {
+            group_states,
             gates: layout.reserve("workspace of the gates", gate_elements)?,
             w: layout.reserve("workspace of W", sizes.elements(&[rows, key_dim]))?,
             u: layout.reserve("workspace of U", sizes.elements(&[rows, value_dim]))?,

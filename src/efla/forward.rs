@@ -67,6 +67,21 @@ pub(crate) static STATE: Kernel = Kernel {
     ],
 };
 
+/// [`STATE`] of groups of chunks from zeros, and of the unit matrix.
+pub(crate) static STATE_SUMS: Kernel =
+    Kernel { name: "efla_state_sums", files: STATE_FILES, params: &EflaParams::LAYOUT, bindings: STATE.bindings };
+
+/// [`STATE`] of groups of chunks from where they start.
+pub(crate) static STATE_STARTS: Kernel =
+    Kernel { name: "efla_state_starts", files: STATE_FILES, params: &EflaParams::LAYOUT, bindings: STATE.bindings };
+
+pub(crate) static GROUPS: Kernel = Kernel {
+    name: "efla_groups",
+    files: &[GRID, wgsl!("efla_groups.wgsl")],
+    params: &EflaParams::LAYOUT,
+    bindings: &[input("initial_state"), workspace("states"), output("final_state")],
+};
+
 pub(crate) static OUTPUT: Kernel = Kernel {
     name: "efla_output",
     files: &[GRID, TILE, DECAY, KEY, QUERY, UPDATES, PRODUCT, STATES, wgsl!("efla_output.wgsl")],
@@ -206,6 +221,19 @@ pub(crate) struct Build {
     pub ragged: bool,
     /// Whether the kernels of one subgroup a workgroup do it.
     pub lanes: bool,
+    /// Whether scans have two levels.
+    pub grouped: bool,
+}
+
+/// What a run of `efla_state` scans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// All chunks of a sequence.
+    Whole,
+    /// Groups of chunks from zeros.
+    Sums,
+    /// Groups of chunks from where they start.
+    Starts,
 }
 
 /// What a run of `efla_state` is for.
@@ -247,9 +275,14 @@ impl Build {
     }
 
     /// Constants of `efla_state`.
-    pub fn state(self, scan: Scan) -> Constants {
+    pub fn state(self, scan: Scan, level: Level) -> Constants {
         let stages = ("KEY_STAGES", self.key_dim.div_ceil(COLUMNS) as u32);
-        let own = vec![stages, ("STATE_COLUMNS", state_columns(self.key_dim) as u32), ("SCAN", scan as u32)];
+        let own = vec![
+            stages,
+            ("STATE_COLUMNS", state_columns(self.key_dim) as u32),
+            ("SCAN", scan as u32),
+            ("LEVEL", level as u32),
+        ];
         [own, self.chunks()].concat()
     }
 
@@ -273,12 +306,19 @@ impl Build {
                 (&STATE_LANES, self.lanes(vec![("SCAN", Scan::Forward as u32)])),
                 (&OUTPUT_LANES, self.lanes(vec![])),
             ],
-            Form::Chunked => vec![
-                (&GATES, self.gates(form)),
-                (&PREPARE, self.prepare(false)),
-                (&STATE, self.state(Scan::Forward)),
-                (&OUTPUT, self.products()),
-            ],
+            Form::Chunked => {
+                let scan: Vec<(&'static Kernel, Constants)> = match self.grouped {
+                    false => vec![(&STATE, self.state(Scan::Forward, Level::Whole))],
+                    true => vec![
+                        (&STATE_SUMS, self.state(Scan::Forward, Level::Sums)),
+                        (&GROUPS, Vec::new()),
+                        (&STATE_STARTS, self.state(Scan::Forward, Level::Starts)),
+                    ],
+                };
+                let before: [(&'static Kernel, Constants); 2] =
+                    [(&GATES, self.gates(form)), (&PREPARE, self.prepare(false))];
+                before.into_iter().chain(scan).chain([(&OUTPUT, self.products())]).collect()
+            }
             Form::Recurrent => vec![(&GATES, self.gates(form)), (&RECURRENT, self.recurrent())],
         }
     }
@@ -294,8 +334,38 @@ pub(super) fn state_blocks(sizes: &Sizes) -> u64 {
     sizes.value_dim.div_ceil(state_columns(sizes.key_dim as usize) as u64)
 }
 
+/// Below this many workgroups the chunks of a scan are scanned in groups, which get at least so many chunks.
+const FEW_WORKGROUPS: u64 = 128;
+const GROUP_CHUNKS: u64 = 8;
+
+/// Groups of a scan and chunks of each; one group if there is work enough.
+pub(super) fn groups(sizes: &Sizes, ragged: bool) -> (u64, u64) {
+    let groups = (FEW_WORKGROUPS / state_workgroups(sizes, false).max(1)).min(sizes.chunks / GROUP_CHUNKS);
+    if ragged || groups < 2 {
+        return (1, sizes.chunks);
+    }
+    let length = sizes.chunks.div_ceil(groups);
+    (sizes.chunks.div_ceil(length), length)
+}
+
+/// Workgroups of a kernel of a scan in two levels, or of `efla_state`.
+pub(super) fn scan_workgroups(name: &str, sizes: &Sizes, groups: u64) -> Option<u64> {
+    let columns = state_columns(sizes.key_dim as usize) as u64;
+    let blocks = match name {
+        "efla_state" | "efla_backward_state" | "efla_backward_replay" => return Some(state_workgroups(sizes, false)),
+        "efla_state_lanes" | "efla_backward_state_lanes" | "efla_backward_replay_lanes" => {
+            return Some(state_workgroups(sizes, true));
+        }
+        "efla_groups" => return Some(sizes.scans * sizes.value_dim.div_ceil(8)),
+        "efla_state_sums" | "efla_backward_sums" => state_blocks(sizes) + sizes.key_dim.div_ceil(columns),
+        "efla_state_starts" | "efla_backward_starts" => state_blocks(sizes),
+        _ => return None,
+    };
+    Some(sizes.scans * groups * blocks)
+}
+
 /// Workgroups of `efla_state`.
-pub(super) fn state_workgroups(sizes: &Sizes, lanes: bool) -> u64 {
+fn state_workgroups(sizes: &Sizes, lanes: bool) -> u64 {
     sizes.scans * if lanes { sizes.value_dim.div_ceil(COLUMNS as u64) } else { state_blocks(sizes) }
 }
 
@@ -307,6 +377,8 @@ pub struct EflaPlan {
     cu_seqlens: Option<Vec<usize>>,
     /// Whether the call demands both ends of the state.
     step: bool,
+    /// Groups of a scan and chunks of each.
+    groups: (u64, u64),
     /// Whether there is room for the kernels of one subgroup a workgroup.
     lanes: bool,
     /// One, unless the workspace of the whole can't be bound.
@@ -317,16 +389,27 @@ pub struct EflaPlan {
 impl EflaPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
+        let chunked = efla.config.form == Form::Chunked;
+        let groups = if chunked { efla.groups(shape, cu_seqlens)? } else { (1, 0) };
         let plan = |lanes| {
             let plan = Piece::whole(shape.batch, shape.heads)
-                .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, lanes)?.workspace.bytes()));
+                .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, groups, lanes)?.workspace.bytes()));
             plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
         };
-        let lanes = efla.knows_lanes() && efla.config.form == Form::Chunked;
+        let lanes = efla.knows_lanes() && chunked;
         // It takes more memory, perhaps more than a binding.
         let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
         let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
-        Ok(EflaPlan { efla: efla.clone(), shape: *shape, cu_seqlens, step: false, lanes, pieces, workspace_bytes })
+        Ok(EflaPlan {
+            efla: efla.clone(),
+            shape: *shape,
+            cu_seqlens,
+            step: false,
+            groups,
+            lanes,
+            pieces,
+            workspace_bytes,
+        })
     }
 
     pub(super) fn step(efla: &Efla, shape: &EflaShape) -> Result<Self> {
@@ -389,7 +472,13 @@ impl EflaPlan {
         let fits = |piece: &Piece| check_bindings(tensors.part(&self.shape, piece)?.views(), limits);
         for piece in &self.pieces {
             for piece in piece.split(&fits)? {
-                let pass = Pass::new(&self.efla, &self.shape.part(&piece), self.cu_seqlens.as_deref(), self.lanes)?;
+                let pass = Pass::new(
+                    &self.efla,
+                    &self.shape.part(&piece),
+                    self.cu_seqlens.as_deref(),
+                    self.groups,
+                    self.lanes,
+                )?;
                 pass.bind(&mut call, &tensors.part(&self.shape, &piece)?, &workspace)?;
             }
         }
@@ -403,6 +492,7 @@ struct Pass<'a> {
     shape: EflaShape,
     packing: Packing,
     sizes: Sizes,
+    groups: (u64, u64),
     lanes: bool,
     workspace: WorkspaceLayout,
     scratch: Scratch,
@@ -411,17 +501,23 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn new(efla: &'a Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>, lanes: bool) -> Result<Self> {
+    fn new(
+        efla: &'a Efla,
+        shape: &EflaShape,
+        cu_seqlens: Option<&[usize]>,
+        groups: (u64, u64),
+        lanes: bool,
+    ) -> Result<Self> {
         let config = efla.config();
         let packing = Packing::new(shape, cu_seqlens, (config.form == Form::Chunked).then(|| efla.chunk()))?;
         let sizes = Sizes::new(config, shape, &packing, efla.chunk());
         let mut workspace = WorkspaceLayout::new(efla.gpu().limits());
         let gate_elements = if config.gated { 8 } else { 4 };
         let gate_elements = sizes.elements(&[sizes.tokens, gate_elements]);
-        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, lanes)?;
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes)?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        Ok(Pass { efla, shape: *shape, packing, sizes, lanes, workspace, scratch, spare })
+        Ok(Pass { efla, shape: *shape, packing, sizes, groups, lanes, workspace, scratch, spare })
     }
 
     fn bind(&self, call: &mut Call, tensors: &EflaTensors, workspace: &TensorView) -> Result<()> {
@@ -435,6 +531,9 @@ impl<'a> Pass<'a> {
             beta: tensors.beta.layout(limits),
             log_decay: tensors.log_decay.as_ref().map_or([0; 4], |view| view.layout(limits)),
             out: tensors.out.layout(limits),
+            groups: self.groups.0 as u32,
+            group_chunks: self.groups.1 as u32,
+            group_states: self.scratch.group_states as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing).with_state(&state, limits)
         };
         let params = params_buffer(gpu, "efla", &params);
@@ -461,11 +560,13 @@ impl<'a> Pass<'a> {
 
         let sizes = &self.sizes;
         let lanes = self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
-        for (kernel, constants) in self.efla.build(self.packing.is_ragged(), lanes).kernels(config.form) {
-            let workgroups = match kernel.name {
-                "efla_gates" => gates_workgroups(sizes),
-                "efla_state" | "efla_state_lanes" => state_workgroups(sizes, lanes),
-                "efla_recurrent" => sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
+        for (kernel, constants) in
+            self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1).kernels(config.form)
+        {
+            let workgroups = match (kernel.name, scan_workgroups(kernel.name, sizes, self.groups.0)) {
+                (_, Some(workgroups)) => workgroups,
+                ("efla_gates", _) => gates_workgroups(sizes),
+                ("efla_recurrent", _) => sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
                 _ => sizes.sequences * sizes.chunks,
             };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();

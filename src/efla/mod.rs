@@ -451,7 +451,7 @@ impl Efla {
         config.validate()?;
         let chunk = forward::chunk_length(gpu, &config)?;
         let efla = Efla { gpu: gpu.clone(), config, chunk };
-        for (kernel, constants) in efla.build(false, efla.knows_lanes()).kernels(config.form) {
+        for (kernel, constants) in efla.build(false, efla.knows_lanes(), false).kernels(config.form) {
             let dim = |name: &str| if matches!(name, "q" | "k") { config.key_dim } else { config.value_dim };
             gpu.precompile(kernel, constants, dim)?;
         }
@@ -459,8 +459,16 @@ impl Efla {
     }
 
     /// What is compiled into its kernels.
-    fn build(&self, ragged: bool, lanes: bool) -> forward::Build {
-        forward::Build { chunk: self.chunk, key_dim: self.config.key_dim, gated: self.config.gated, ragged, lanes }
+    fn build(&self, ragged: bool, lanes: bool, grouped: bool) -> forward::Build {
+        let (key_dim, gated) = (self.config.key_dim, self.config.gated);
+        forward::Build { chunk: self.chunk, key_dim, gated, ragged, lanes, grouped }
+    }
+
+    /// Groups of the scans of a chunked call, and chunks of each.
+    fn groups(&self, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<(u64, u64)> {
+        let packing = call::Packing::new(shape, cu_seqlens, Some(self.chunk))?;
+        let sizes = call::Sizes::new(&self.config, shape, &packing, self.chunk);
+        Ok(forward::groups(&sizes, packing.is_ragged()))
     }
 
     /// Whether the kernels of one subgroup a workgroup can do it.

@@ -62,18 +62,22 @@ fn kernels() -> Vec<Compiled> {
         for (gated, ragged) in [(false, false), (true, false), (false, true), (true, true)] {
             // Packed sequences change nothing that depends on the chunk.
             for chunk in if ragged { &[32][..] } else { &[16, 32, 64] } {
-                let build = Build { chunk: *chunk, key_dim, gated, ragged, lanes: false };
-                kernels.extend(build.kernels(Form::Chunked));
-                let backward = efla::backward::kernels(build);
-                kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
+                for grouped in [false, !ragged] {
+                    let build = Build { chunk: *chunk, key_dim, gated, ragged, lanes: false, grouped };
+                    kernels.extend(build.kernels(Form::Chunked));
+                    let backward = efla::backward::kernels(build);
+                    kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
+                }
             }
             if !gated {
-                let build = Build { chunk: 32, key_dim, gated, ragged, lanes: true };
+                let build = Build { chunk: 32, key_dim, gated, ragged, lanes: true, grouped: false };
                 kernels.extend(build.kernels(Form::Chunked));
                 let backward = efla::backward::kernels(build);
                 kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
             }
-            kernels.extend(Build { chunk: 64, key_dim, gated, ragged, lanes: false }.kernels(Form::Recurrent));
+            kernels.extend(
+                Build { chunk: 64, key_dim, gated, ragged, lanes: false, grouped: false }.kernels(Form::Recurrent),
+            );
         }
     }
     // Many do not depend on every choice above.

@@ -397,7 +397,9 @@ fn a_state_updated_in_place() {
     let mut rng = rng(10);
     let gpu = gpu();
     for (form, chunk) in FORMS {
-        for (key_dim, value_dim, tokens) in [(9, 6, 70), (33, 65, 3), (70, 40, 130), (9, 6, 0), (200, 100, 1)] {
+        for (key_dim, value_dim, tokens) in
+            [(9, 6, 70), (33, 65, 3), (70, 40, 130), (9, 6, 300), (9, 6, 0), (200, 100, 1)]
+        {
             let config = EflaConfig { key_dim, value_dim, form, chunk, ..Default::default() };
             let shape = EflaShape { batch: 2, heads: 1, value_heads: 2, tokens };
             let case = EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng);

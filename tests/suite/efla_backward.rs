@@ -1,17 +1,12 @@
 //! EFLA's gradients against the float64 reference, and against each other where one must follow from another.
 
-use std::sync::OnceLock;
-
 use continuous_attention::reference::compare::{Comparison, Quantity, Scale, compare, limit};
 use continuous_attention::reference::efla;
 use continuous_attention::*;
 
-const NAMES: [&str; 5] = ["d_q", "d_k", "d_v", "d_beta", "d_initial_state"];
+use crate::harness::{EflaCase, gpu, plain_gpu, rng};
 
-fn gpu() -> &'static Gpu {
-    static GPU: OnceLock<Gpu> = OnceLock::new();
-    GPU.get_or_init(|| Gpu::new().expect("an adapter"))
-}
+const NAMES: [&str; 5] = ["d_q", "d_k", "d_v", "d_beta", "d_initial_state"];
 
 /// Tokens of one call with everything it reads.
 #[derive(Clone)]
@@ -268,6 +263,27 @@ fn random_cases() {
             problem.d_final_state = None;
         }
         problem.check();
+    }
+}
+
+/// Few sequences of many chunks are scanned in groups of chunks, from the first and from the last, whatever the ends of the
+/// state are and whether the last group is full.
+#[test]
+fn scans_in_two_levels() {
+    for (chunk, tokens, value_dim) in [(16, 256, 12), (16, 290, 70), (32, 530, 3)] {
+        let mut problem = Problem::new(config(20, value_dim, chunk), shape(1, 1, 2, tokens), 40);
+        for ends in [true, false] {
+            if !ends {
+                (problem.initial_state, problem.d_final_state) = (None, None);
+            }
+            let label = format!("two levels, chunk {chunk}, {tokens} tokens, ends {ends}");
+            judge(&label, &problem.run_on(plain_gpu()), &problem.reference());
+            let mut case = EflaCase::random(problem.config, problem.shape, &mut rng(41));
+            if ends {
+                case = case.with_initial_state(&mut rng(42));
+            }
+            case.judge(&case.run_on(plain_gpu()));
+        }
     }
 }
 
