@@ -126,7 +126,9 @@ impl Gpu {
         Self::build(device, queue, options.checked, options.pipeline_cache.as_deref())
     }
 
-    /// Runs on the host's own device and queue. Neither its error handler nor its device-lost callback is touched.
+    /// Runs on the host's own device and queue. Neither its error handler nor its device-lost callback is touched. No
+    /// optional feature is needed; on software adapters `SUBGROUP` and `SUBGROUP_BARRIER` make attention and EFLA many times
+    /// faster.
     ///
     /// # Errors
     /// [`Error::Limit`] when the device was requested with less than WebGPU's default limits for compute shaders.

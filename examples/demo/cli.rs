@@ -54,6 +54,8 @@ pub struct BenchArgs {
     pub filter: Option<String>,
     /// Whether to measure every tile shape too.
     pub variants: bool,
+    /// Whether to run what adapters without subgroups run.
+    pub no_subgroups: bool,
     /// Pairs of every row; none for as many as time allows.
     pub pairs: Option<usize>,
     /// Whether to take small sizes and few pairs.
@@ -168,6 +170,7 @@ Exit status 1 if a result was wrong or a row could not be measured; the other ro
 
   --filter TEXT           only rows whose names contain TEXT
   --variants              every tile shape too
+  --no-subgroups          the kernels of adapters without subgroups
   --pairs N               N pairs of every row, at full size, however long that takes [30, or what time allows]
   --quick                 tiny sizes, three pairs: tries everything out, the times mean nothing
   --json FILE             write the results as one flat JSON object
@@ -285,6 +288,7 @@ fn parse_bench(mut parser: Parser) -> Result<Command, String> {
             Arg::Long("adapter") => args.adapter = Some(string(&mut parser, "--adapter")?),
             Arg::Long("filter") => args.filter = Some(string(&mut parser, "--filter")?),
             Arg::Long("variants") => args.variants = true,
+            Arg::Long("no-subgroups") => args.no_subgroups = true,
             Arg::Long("quick") => args.quick = true,
             Arg::Long("pairs") => args.pairs = Some(count(&mut parser, "--pairs")?),
             Arg::Long("json") => args.json = Some(path(&mut parser, "--json")?),
@@ -377,11 +381,11 @@ mod tests {
     #[test]
     fn bench_takes_its_options() {
         assert_eq!(parse_words("bench"), Ok(Command::Bench(BenchArgs::default())));
-        let line = "bench --filter d64 --variants --pairs 30 --json a.json --compare b.json --adapter 0 --quick";
+        let line = "bench --filter d64 --variants --no-subgroups --pairs 30 --json a.json --compare b.json --adapter 0 --quick";
         let Ok(Command::Bench(args)) = parse_words(line) else { panic!() };
         assert_eq!((args.filter.as_deref(), args.adapter.as_deref(), args.pairs), (Some("d64"), Some("0"), Some(30)));
         assert_eq!((args.json, args.compare), (Some("a.json".into()), Some("b.json".into())));
-        assert!(args.variants && args.quick);
+        assert!(args.variants && args.no_subgroups && args.quick);
     }
 
     #[test]

@@ -26,7 +26,8 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     let begin = Instant::now();
     // A file that can't be read is known before anything is measured.
     let old = args.compare.as_deref().map(Results::load).transpose()?;
-    let options = GpuOptions { adapter: args.adapter.as_deref().map(AdapterChoice::from), ..GpuOptions::default() };
+    let adapter = args.adapter.as_deref().map(AdapterChoice::from);
+    let options = GpuOptions { adapter, no_subgroups: args.no_subgroups, ..GpuOptions::default() };
     let gpu = Gpu::with_options(&options)?;
     let info = gpu.info();
     let sizes = if args.quick {
