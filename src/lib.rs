@@ -11,7 +11,7 @@
 //!
 //! Both have a forward and a backward pass, in f32 on tensors of f32, f16 or bf16, and are judged by the float64 [`mod@reference`].
 //!
-//! The [guide](guide) has a page each on [numerics](guide::numerics), [memory](guide::memory),
+//! The [guide] has a page each on [numerics](guide::numerics), [memory](guide::memory),
 //! [choosing options](guide::options) and [porting](guide::porting) from PyTorch, FlashAttention and
 //! flash-linear-attention.
 //!
