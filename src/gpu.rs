@@ -130,6 +130,11 @@ impl Gpu {
     /// optional feature is needed; on software adapters `SUBGROUP` and `SUBGROUP_BARRIER` make attention and EFLA many times
     /// faster.
     ///
+    /// Default limits and no features suffice. What a device may be requested with besides: larger
+    /// `max_storage_buffer_binding_size` and `max_buffer_size` for tensors over 128 MiB; 32 KiB of
+    /// `max_compute_workgroup_storage_size` for EFLA's chunks of 64; on software adapters `Features::SUBGROUP` and
+    /// `SUBGROUP_BARRIER`, without which the kernels made for them (see [options](crate::guide::options)) do not run.
+    ///
     /// # Errors
     /// [`Error::Limit`] when the device was requested with less than WebGPU's default limits for compute shaders.
     pub fn from_wgpu(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {

@@ -424,12 +424,11 @@ impl EflaBackwardPlan {
         Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, cu_seqlens, groups, lanes, pieces, workspace_bytes })
     }
 
-    /// Bytes of device memory a call needs besides its tensors. With T padded to whole chunks of C tokens, per batch
-    /// and value head 4·(8 T + T (D_k + 3 D_v) + (T/C) D_k D_v), each of its parts rounded up to the device's storage
-    /// buffer alignment. If gated 18 T instead of 8 T, and 8 T/C for every 32 value columns (16 with D_k over 64, 8 over
-    /// 128).
-    /// On software adapters with subgroups D_k D_v more for every sequence and 32 T for the matrices of the chunks. Where few
-    /// sequences of many chunks are scanned in groups of chunks, D_k (D_k + D_v) for every group.
+    /// Bytes of device memory a call needs besides its tensors. With T' = T padded to whole chunks of C tokens, per batch
+    /// and value head 4·(8 T + T' (D_k + 3 D_v) + (T'/C) D_k D_v), each of its parts rounded up to the device's storage
+    /// buffer alignment. If gated 18 T instead of 8 T, and 8 T'/C for every 32 value columns (16 with D_k over 64, 8 over
+    /// 128). More where few sequences of many chunks are scanned in groups of chunks, D_k (D_k + D_v) for every group, and
+    /// for kernels of software adapters, see [memory](crate::guide::memory).
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
     }

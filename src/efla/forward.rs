@@ -418,7 +418,8 @@ impl EflaPlan {
         Ok(EflaPlan { step: true, ..Self::new(&efla, shape, None)? })
     }
 
-    /// Bytes of device memory a call needs besides its tensors.
+    /// Bytes of device memory a call needs besides its tensors: the guide's page on [memory](crate::guide::memory) has
+    /// the formula.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
     }
