@@ -59,7 +59,7 @@ use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_size
 use super::forward::{
     Build, CHUNK_LANES, DECAY, GATES, GRID, KEY, LANES_FILE, PREPARE, PREPARE_FILES, PREPARE_LANES,
     PREPARE_LANES_FILES, PRODUCT, PRODUCT_LANES, QUERY, SCORES, STATE, STATE_FILES, STATE_LANES, STATE_LANES_FILES,
-    STATES, Scan, TILE, UPDATES, gates_workgroups, state_blocks, state_workgroups,
+    STATES, Scan, TILE, UPDATES, chunk_load, gates_workgroups, state_blocks, state_load,
 };
 use super::{Efla, EflaGradients, EflaShape, Form};
 use crate::attention::backward::reduce;
@@ -587,19 +587,21 @@ impl<'a> Pass<'a> {
             return Err(Error::Limit { argument, got: key_rows, limit_name: "2³¹", limit: 1 << 31 });
         }
         for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged(), lanes)) {
-            let workgroups = match kernel.name {
-                "efla_gates" => gates_workgroups(sizes),
-                "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_workgroups(sizes, false),
+            let load = match kernel.name {
+                "efla_gates" => gates_workgroups(sizes).into(),
+                "efla_state" | "efla_backward_state" | "efla_backward_replay" => state_load(sizes, false),
                 "efla_state_lanes" | "efla_backward_state_lanes" | "efla_backward_replay_lanes" => {
-                    state_workgroups(sizes, true)
+                    state_load(sizes, true)
                 }
-                "efla_backward_sum" | "efla_backward_sum_lanes" => key_rows.div_ceil(ROWS),
-                "efla_backward_values" | "efla_backward_values_lanes" => (sizes.sequences * sizes.rows).div_ceil(ROWS),
-                _ => sizes.sequences * sizes.chunks,
+                "efla_backward_sum" | "efla_backward_sum_lanes" => key_rows.div_ceil(ROWS).into(),
+                "efla_backward_values" | "efla_backward_values_lanes" => {
+                    (sizes.sequences * sizes.rows).div_ceil(ROWS).into()
+                }
+                _ => chunk_load(sizes, self.efla.chunk()),
             };
             let params = if stage == Stage::Recompute { &recompute_params } else { &params };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(stage, binding.name)).collect();
-            call.push(gpu, kernel, constants, params, &arguments, workgroups)?;
+            call.push(gpu, kernel, constants, params, &arguments, load)?;
         }
         // The parts of d_log_decay are the last 4 of a token's elements.
         let tokens = sizes.elements(&[sizes.tokens]);

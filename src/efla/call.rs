@@ -53,7 +53,8 @@ params! {
         chunk_table: u32,
         /// Where X stands behind Y.
         found: u32,
-        unused0: u32,
+        /// Of this dispatch, where a long one was split.
+        first_workgroup: u32,
     }
 }
 

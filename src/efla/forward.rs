@@ -4,7 +4,7 @@ use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_size
 use super::{Efla, EflaConfig, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, LANES};
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
+use crate::kernel::{BoundRange, Call, Load, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
@@ -294,9 +294,19 @@ pub(super) fn state_blocks(sizes: &Sizes) -> u64 {
     sizes.value_dim.div_ceil(state_columns(sizes.key_dim as usize) as u64)
 }
 
-/// Workgroups of `efla_state`.
-pub(super) fn state_workgroups(sizes: &Sizes, lanes: bool) -> u64 {
-    sizes.scans * if lanes { sizes.value_dim.div_ceil(COLUMNS as u64) } else { state_blocks(sizes) }
+/// Workgroups of `efla_state`, each with all tokens of a scan: two products of the state with a vector each.
+pub(super) fn state_load(sizes: &Sizes, lanes: bool) -> Load {
+    let blocks = if lanes { sizes.value_dim.div_ceil(COLUMNS as u64) } else { state_blocks(sizes) };
+    let columns = sizes.value_dim.div_ceil(blocks.max(1));
+    Load { workgroups: sizes.scans * blocks, operations: (4 * sizes.key_dim * columns).saturating_mul(sizes.rows) }
+}
+
+/// Workgroups with a chunk each, and what those take at most that multiply it with the state, by its own scores and by T.
+pub(super) fn chunk_load(sizes: &Sizes, chunk: usize) -> Load {
+    let Sizes { key_dim, value_dim, .. } = *sizes;
+    let chunk = chunk as u64;
+    let operations = 4 * chunk * (key_dim * value_dim + 2 * chunk * (key_dim + value_dim));
+    Load { workgroups: sizes.sequences * sizes.chunks, operations }
 }
 
 /// A validated forward call of given sizes, from [`Efla::plan`] or [`Efla::plan_step`].
@@ -462,14 +472,17 @@ impl<'a> Pass<'a> {
         let sizes = &self.sizes;
         let lanes = self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
         for (kernel, constants) in self.efla.build(self.packing.is_ragged(), lanes).kernels(config.form) {
-            let workgroups = match kernel.name {
-                "efla_gates" => gates_workgroups(sizes),
-                "efla_state" | "efla_state_lanes" => state_workgroups(sizes, lanes),
-                "efla_recurrent" => sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
-                _ => sizes.sequences * sizes.chunks,
+            let load = match kernel.name {
+                "efla_gates" => gates_workgroups(sizes).into(),
+                "efla_state" | "efla_state_lanes" => state_load(sizes, lanes),
+                "efla_recurrent" => Load {
+                    workgroups: sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
+                    operations: 6 * sizes.key_dim * RECURRENT_COLUMNS * sizes.tokens,
+                },
+                _ => chunk_load(sizes, self.efla.chunk()),
             };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
-            call.push(gpu, kernel, constants, &params, &arguments, workgroups)?;
+            call.push(gpu, kernel, constants, &params, &arguments, load)?;
         }
         Ok(())
     }
