@@ -46,7 +46,7 @@ fn main(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(subgroup_invocation_id) own_lane: u32,
 ) {
-    let index = workgroup_index(workgroup, workgroups);
+    let index = params.first_workgroup + workgroup_index(workgroup, workgroups);
     if index >= chunk_count() {
         return;
     }

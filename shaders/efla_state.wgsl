@@ -77,7 +77,7 @@ fn main(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let index = workgroup_index(workgroup, workgroups);
+    let index = params.first_workgroup + workgroup_index(workgroup, workgroups);
     let value_blocks = (params.value_dim + STATE_COLUMNS - 1u) / STATE_COLUMNS;
     var blocks = value_blocks;
     var groups = 1u;

@@ -51,7 +51,7 @@ fn main(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(subgroup_invocation_id) own_lane: u32,
 ) {
-    let index = workgroup_index(workgroup, workgroups);
+    let index = params.first_workgroup + workgroup_index(workgroup, workgroups);
     let blocks = (params.value_dim + COLUMNS - 1u) / COLUMNS;
     if index >= blocks * params.value_sequences {
         return;

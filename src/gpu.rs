@@ -1,7 +1,7 @@
 //! Adapter choice, device, pipeline cache.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
@@ -22,6 +22,7 @@ struct Inner {
     limits: wgpu::Limits,
     checked: bool,
     lanes: bool,
+    work_budget: u64,
     cache: Option<DiskCache>,
     pipelines: Mutex<HashMap<VariantKey, Arc<Pipeline>>>,
     #[cfg(not(target_arch = "wasm32"))]
@@ -50,6 +51,11 @@ pub struct GpuOptions {
     /// written by [`Gpu::save_pipelines`]. Drivers trust what they read: no one else may write there. Ignored where the
     /// backend has no pipeline cache (all but Vulkan; many drivers cache on their own).
     pub pipeline_cache: Option<PathBuf>,
+    /// Floating-point operations that one dispatch may take, as estimated from its sizes: longer ones become several,
+    /// since desktops reset a device that is busy with one for some seconds. By default 2⁴⁰ on a discrete GPU, 2³⁸
+    /// (half a second at 500 GFLOP/s) on others, no bound on software adapters. A single scan of EFLA over one state
+    /// stays whole.
+    pub work_budget: Option<u64>,
 }
 
 /// An adapter by its place in [`Gpu::adapters`] or by a part of its name.
@@ -123,7 +129,7 @@ impl Gpu {
             })
             .await
             .map_err(|error| Error::gpu(format!("opening {}", adapter.get_info().name), error))?;
-        Self::build(device, queue, options.checked, options.pipeline_cache.as_deref())
+        Self::build(device, queue, options)
     }
 
     /// Runs on the host's own device and queue. Neither its error handler nor its device-lost callback is touched. No
@@ -138,15 +144,15 @@ impl Gpu {
     /// # Errors
     /// [`Error::Limit`] when the device was requested with less than WebGPU's default limits for compute shaders.
     pub fn from_wgpu(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
-        Self::build(device, queue, false, None)
+        Self::build(device, queue, &GpuOptions::default())
     }
 
     /// As [`Gpu::from_wgpu`], with wgpu's shader checks (see [`GpuOptions::checked`]).
     pub fn from_wgpu_checked(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
-        Self::build(device, queue, true, None)
+        Self::build(device, queue, &GpuOptions { checked: true, ..Default::default() })
     }
 
-    fn build(device: wgpu::Device, queue: wgpu::Queue, checked: bool, cache: Option<&Path>) -> Result<Self> {
+    fn build(device: wgpu::Device, queue: wgpu::Queue, options: &GpuOptions) -> Result<Self> {
         let limits = device.limits();
         for (limit_name, limit, needed) in [
             ("max_storage_buffers_per_shader_stage", limits.max_storage_buffers_per_shader_stage, MAX_STORAGE_BUFFERS),
@@ -165,7 +171,7 @@ impl Gpu {
             && (info.subgroup_min_size, info.subgroup_max_size) == (LANES, LANES);
         let key = wgpu::util::pipeline_cache_key(&info)
             .filter(|_| device.features().contains(wgpu::Features::PIPELINE_CACHE));
-        let cache = cache.zip(key).map(|(folder, key)| {
+        let cache = options.pipeline_cache.as_deref().zip(key).map(|(folder, key)| {
             let file = folder.join(key);
             // Whatever can't be read is compiled again.
             DiskCache { cache: trusted::pipeline_cache(&device, std::fs::read(&file).ok().as_deref()), file }
@@ -176,8 +182,9 @@ impl Gpu {
             device,
             queue,
             limits,
-            checked,
+            checked: options.checked,
             lanes,
+            work_budget: options.work_budget.unwrap_or_else(|| work_budget(info.device_type)),
             cache,
             pipelines: Mutex::default(),
             #[cfg(not(target_arch = "wasm32"))]
@@ -262,6 +269,11 @@ impl Gpu {
         self.inner.lanes
     }
 
+    /// Floating-point operations that one dispatch may take.
+    pub(crate) fn work_budget(&self) -> u64 {
+        self.inner.work_budget
+    }
+
     /// Compiles the variant whose inputs share no buffer with outputs and whose tensors are dense and f32: the usual
     /// one. `dim` is the length of a stored binding's rows.
     pub(crate) fn precompile(
@@ -276,11 +288,13 @@ impl Gpu {
     }
 
     /// Runs `work`, turning an error of the graphics stack into an [`Error`]: the device's own error handler, which
-    /// is the host's, never hears of it. A browser answers later, see `settle`.
+    /// is the host's, never hears of it. A lost device is an error, too. A browser answers later, see `settle`.
     pub(crate) fn catching<T>(&self, operation: &str, work: impl FnOnce() -> T) -> Result<T> {
         let scopes = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
             .map(|filter| self.inner.device.push_error_scope(filter));
         let result = work();
+        #[cfg(not(target_arch = "wasm32"))]
+        let lost = self.is_lost();
         let answers = scopes.into_iter().rev().map(|scope| scope.pop());
         #[cfg(not(target_arch = "wasm32"))]
         {
@@ -289,10 +303,26 @@ impl Gpu {
             if let Some(error) = errors.into_iter().flatten().next() {
                 return Err(Error::gpu(operation, error));
             }
+            if lost {
+                return Err(Error::gpu(operation, "the device is lost"));
+            }
         }
         #[cfg(target_arch = "wasm32")]
         answers.for_each(|answer| self.inner.answers.expect(operation, answer));
         Ok(result)
+    }
+
+    /// wgpu tells scopes nothing of a lost device, and its callback is the host's. But what is created on one can't be
+    /// mapped.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn is_lost(&self) -> bool {
+        let probe = self.inner.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("is the device lost?"),
+            size: 4,
+            usage: wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: true,
+        });
+        probe.slice(..).get_mapped_range().is_err()
     }
 
     /// What a browser has to say against calls made before this one: there `new`, `bind`, `upload` and their like return
@@ -315,6 +345,16 @@ impl Gpu {
         let pipeline = Arc::new(Pipeline::compile(self, variant, self.inner.checked)?);
         pipelines.insert(variant.key(), pipeline.clone());
         Ok(pipeline)
+    }
+}
+
+/// A dispatch that a slow device of this kind ends within a second.
+fn work_budget(device_type: wgpu::DeviceType) -> u64 {
+    match device_type {
+        wgpu::DeviceType::DiscreteGpu => 1 << 40,
+        // OpenGL and browsers don't say what they are: perhaps an integrated GPU.
+        wgpu::DeviceType::IntegratedGpu | wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 1 << 38,
+        wgpu::DeviceType::Cpu => u64::MAX,
     }
 }
 

@@ -174,6 +174,33 @@ pub(crate) fn check_bindings<'a>(
     views.into_iter().try_for_each(bound)
 }
 
+/// How much a kernel has to do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load {
+    pub workgroups: u64,
+    /// Floating-point operations of a workgroup at most; 0 where they are too few to count.
+    pub operations: u64,
+}
+
+impl From<u64> for Load {
+    fn from(workgroups: u64) -> Self {
+        Load { workgroups, operations: 0 }
+    }
+}
+
+impl Load {
+    /// Workgroups of one dispatch that keeps to the budget: at least one, and whole rows of the grid, since those that are
+    /// too many in the last one would be done twice.
+    fn workgroups_at_once(&self, budget: u64, limit: u64) -> u64 {
+        let fitting = budget.checked_div(self.operations).unwrap_or(u64::MAX).max(1);
+        match fitting {
+            _ if fitting >= self.workgroups => self.workgroups,
+            _ if fitting > limit => fitting - fitting % limit,
+            _ => fitting,
+        }
+    }
+}
+
 /// One dispatch of a call.
 #[derive(Debug)]
 struct Step {
@@ -208,23 +235,31 @@ impl Call {
         self.record(&mut pass);
     }
 
-    /// Adds a dispatch of `workgroups` workgroups, none if that is 0. `arguments` follow the kernel's binding table;
-    /// `None` stands for an absent input.
+    /// How many dispatches it records: more where sizes are over a limit or over [`GpuOptions::work_budget`].
+    ///
+    /// [`GpuOptions::work_budget`]: crate::GpuOptions::work_budget
+    pub fn dispatches(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Adds a dispatch of so many workgroups, none if that is 0, or several that keep to the work budget. `arguments`
+    /// follow the kernel's binding table; `None` stands for an absent input.
     pub(crate) fn push(
         &mut self,
         gpu: &Gpu,
         kernel: &'static Kernel,
         constants: Constants,
-        params: &wgpu::Buffer,
+        params: &Params,
         arguments: &[Option<BoundRange>],
-        workgroups: u64,
+        load: impl Into<Load>,
     ) -> Result<()> {
-        if workgroups == 0 {
+        let load = load.into();
+        if load.workgroups == 0 {
             return Ok(());
         }
         debug_assert_eq!(arguments.len(), kernel.bindings.len());
-        debug_assert_eq!(params.size(), kernel.params.size as u64);
-        let absent = BoundRange::whole(params);
+        debug_assert_eq!(params.buffer.size(), kernel.params.size as u64);
+        let absent = BoundRange::whole(&params.buffer);
         let ranges: Vec<_> = arguments.iter().map(|range| range.as_ref().unwrap_or(&absent)).collect();
         for (range, binding) in ranges.iter().zip(kernel.bindings) {
             range.check(binding.name, gpu.limits())?;
@@ -243,22 +278,29 @@ impl Call {
         let formats =
             formats.map(|(range, binding)| if binding.is_stored() { range.format } else { Format::default() });
         let pipeline = gpu.pipeline(&Variant { kernel, constants, writable_inputs, formats: formats.collect() })?;
-        let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
-        entries.extend(ranges.iter().enumerate().map(|(index, range)| wgpu::BindGroupEntry {
-            binding: index as u32 + 1,
-            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                buffer: &range.buffer,
-                offset: range.offset,
-                size: std::num::NonZeroU64::new(range.size),
-            }),
-        }));
-        let bind_group = gpu.device().create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(kernel.name),
-            layout: &pipeline.layout,
-            entries: &entries,
-        });
         let limit = u64::from(gpu.limits().max_compute_workgroups_per_dimension);
-        self.steps.push(Step { name: kernel.name, pipeline, bind_group, workgroups: grid(workgroups, limit)? });
+        let at_once = load.workgroups_at_once(gpu.work_budget(), limit);
+        let mut first = 0;
+        while first < load.workgroups {
+            let workgroups = grid(at_once.min(load.workgroups - first), limit)?;
+            let own = params.starting_at(gpu, kernel, first);
+            let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: own.as_entire_binding() }];
+            entries.extend(ranges.iter().enumerate().map(|(index, range)| wgpu::BindGroupEntry {
+                binding: index as u32 + 1,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &range.buffer,
+                    offset: range.offset,
+                    size: std::num::NonZeroU64::new(range.size),
+                }),
+            }));
+            let bind_group = gpu.device().create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(kernel.name),
+                layout: &pipeline.layout,
+                entries: &entries,
+            });
+            self.steps.push(Step { name: kernel.name, pipeline: pipeline.clone(), bind_group, workgroups });
+            first += at_once;
+        }
         Ok(())
     }
 }
@@ -277,9 +319,32 @@ fn grid(workgroups: u64, limit: u64) -> Result<[u32; 3]> {
     Ok([workgroups.div_ceil(y) as u32, y as u32, 1])
 }
 
-/// An immutable uniform buffer; also what absent inputs bind.
-pub(crate) fn params_buffer(gpu: &Gpu, label: &str, params: &impl bytemuck::NoUninit) -> wgpu::Buffer {
-    let bytes = bytemuck::bytes_of(params);
+/// An immutable uniform buffer and what it holds; also what absent inputs bind.
+pub(crate) struct Params {
+    buffer: wgpu::Buffer,
+    bytes: Vec<u8>,
+}
+
+impl Params {
+    /// Those of a dispatch that starts with workgroup `first`.
+    fn starting_at(&self, gpu: &Gpu, kernel: &Kernel, first: u64) -> wgpu::Buffer {
+        if first == 0 {
+            return self.buffer.clone();
+        }
+        let field = kernel.params.fields.iter().find(|(name, ..)| *name == "first_workgroup");
+        let offset = field.expect("a kernel whose load is counted knows where a dispatch starts").2;
+        let mut bytes = self.bytes.clone();
+        bytes[offset..offset + 4].copy_from_slice(&(first as u32).to_ne_bytes());
+        uniform_buffer(gpu, kernel.name, &bytes)
+    }
+}
+
+pub(crate) fn params_buffer(gpu: &Gpu, label: &str, params: &impl bytemuck::NoUninit) -> Params {
+    let bytes = bytemuck::bytes_of(params).to_vec();
+    Params { buffer: uniform_buffer(gpu, label, &bytes), bytes }
+}
+
+fn uniform_buffer(gpu: &Gpu, label: &str, bytes: &[u8]) -> wgpu::Buffer {
     let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
         label: Some(label),
         size: bytes.len() as u64,
@@ -421,5 +486,25 @@ mod tests {
             assert!(total >= workgroups && total - workgroups < u64::from(y), "{workgroups}: {x} x {y}");
         }
         assert!(matches!(grid(1 << 31, 65_535), Err(Error::Limit { got: 0x8000_0000, .. })));
+    }
+
+    /// Dispatches keep to the budget and do nothing twice: only the last may have a grid that is not full.
+    #[test]
+    fn loads_are_split() {
+        for (workgroups, operations, budget, at_once) in [
+            (1000, 0, 1, 1000),
+            (1000, 10, u64::MAX, 1000),
+            (1000, 10, 10_000, 1000),
+            (1000, 10, 9_999, 999),
+            (1000, 10, 1_000, 100),
+            (1000, 10, 9, 1),
+            (1 << 20, 10, 700_000, 65_535),
+            (1 << 20, 1, 300_000, 262_140),
+        ] {
+            let load = Load { workgroups, operations };
+            assert_eq!(load.workgroups_at_once(budget, 65_535), at_once, "{load:?} {budget}");
+            let [x, y, _] = grid(at_once, 65_535).unwrap().map(u64::from);
+            assert!(x * y == at_once || at_once == workgroups, "{load:?} {budget}");
+        }
     }
 }

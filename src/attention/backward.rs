@@ -1,6 +1,6 @@
 //! The backward pass: plan, bind, record.
 
-use super::forward::lanes_constants;
+use super::forward::{WEIGHT, lanes_constants};
 use super::operands::{
     AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, sink_part,
     three_dimensions,
@@ -8,7 +8,7 @@ use super::operands::{
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
+use crate::kernel::{BoundRange, Call, Load, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{DType, TensorView, check_overlaps};
@@ -540,23 +540,30 @@ impl<'a> Pass<'a> {
             ([&OUTPUTS, &DQ, &DKV], constants(config, self.blocks.constants()))
         };
         let table = self.blocks.upload(gpu)?;
-        let workgroups = self.blocks.row_tasks(&self.shape);
+        let [key, value] = [config.head_dim, config.value_dim].map(|dim| 2 * dim as u64);
+        let row_load = |pair: u64| Load {
+            workgroups: self.blocks.row_tasks(&self.shape),
+            operations: self.blocks.row_pairs(config).saturating_mul(pair + WEIGHT),
+        };
         let inputs = [q, k, v, d_out, Some(all.clone())];
         if !has_out {
             let arguments = [&inputs[..], std::slice::from_ref(&table)].concat();
-            call.push(gpu, outputs, constants.clone(), &params, &arguments, workgroups)?;
+            call.push(gpu, outputs, constants.clone(), &params, &arguments, row_load(key + value))?;
         }
         let arguments = [&inputs[..], &[bound(&tensors.d_q), table.clone()]].concat();
-        call.push(gpu, dq, constants.clone(), &params, &arguments, workgroups)?;
+        call.push(gpu, dq, constants.clone(), &params, &arguments, row_load(2 * key + value))?;
 
         let spare = |part: &Part| Some(part.of(workspace));
         let d_k = bound(&tensors.d_k).or_else(|| spare(&self.spare[0]));
         let d_v = bound(&tensors.d_v).or_else(|| spare(&self.spare[1]));
         // Without a token only a given sink has a gradient.
         let any = keys > 0 || config.sink == Sink::Given;
-        let workgroups = if any { self.blocks.node_tasks(&self.shape) } else { 0 };
+        let load = Load {
+            workgroups: if any { self.blocks.node_tasks(&self.shape) } else { 0 },
+            operations: self.blocks.node_pairs(config, &self.shape).saturating_mul(2 * (key + value) + WEIGHT),
+        };
         let arguments = [&inputs[..], &[d_k, d_v, table]].concat();
-        call.push(gpu, dkv, constants, &params, &arguments, workgroups)?;
+        call.push(gpu, dkv, constants, &params, &arguments, load)?;
 
         // Sinks that are shared gather from every sequence, intervals from every head.
         let (kv_heads, keys) = (kv_heads as u64, keys as u64);

@@ -4,7 +4,7 @@ use super::operands::{AttentionParams, BLOCK_K, Blocks, check_sizes, packed_elem
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::Result;
 use crate::gpu::LANES;
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
+use crate::kernel::{BoundRange, Call, Load, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
@@ -118,6 +118,9 @@ fn splits(config: &AttentionConfig, shape: &AttentionShape, blocks: &Blocks) -> 
     let length = nodes.div_ceil(splits).next_multiple_of(BLOCK_K as u64);
     (nodes.div_ceil(length), length)
 }
+
+/// Operations that the weight of a pair takes besides its products, about.
+pub(super) const WEIGHT: u64 = 32;
 
 /// A validated forward call of given sizes, from [`Attention::plan`].
 #[derive(Debug, Clone)]
@@ -291,13 +294,16 @@ impl<'a> Pass<'a> {
             lse.clone(),
             self.blocks.upload(gpu)?,
         ];
-        let workgroups = self.blocks.row_tasks(&self.shape) * splits;
+        // A workgroup of a split has fewer nodes; only calls of few workgroups are split.
+        let pair = 2 * (config.head_dim + config.value_dim) as u64 + WEIGHT;
+        let operations = self.blocks.row_pairs(config).saturating_mul(pair);
+        let load = Load { workgroups: self.blocks.row_tasks(&self.shape) * splits, operations };
         if lanes {
             let constants = lanes_constants(config, self.blocks.constants(), operands.intervals.is_some(), GROUPS);
-            return call.push(gpu, &FORWARD_LANES, constants, &params, &arguments, workgroups);
+            return call.push(gpu, &FORWARD_LANES, constants, &params, &arguments, load);
         }
         let constants = constants(config.method, config.value_dim, self.blocks.block_q, self.blocks.constants(), split);
-        call.push(gpu, &FORWARD, constants, &params, &arguments, workgroups)?;
+        call.push(gpu, &FORWARD, constants, &params, &arguments, load)?;
         if split {
             let AttentionShape { batch, heads, queries, .. } = self.shape;
             let vectors = batch as u64 * heads as u64 * queries as u64 * config.value_dim.div_ceil(4) as u64;

@@ -72,8 +72,9 @@ params! {
         d_intervals_partial: u32,
         /// Of kernels that sum rows in the workspace.
         sums: u32,
+        /// Of this dispatch, where a long one was split.
+        first_workgroup: u32,
         unused0: u32,
-        unused1: u32,
     }
 }
 
@@ -115,6 +116,8 @@ pub(super) struct Blocks {
     pub sequences: usize,
     /// Most keys of a sequence.
     pub longest: usize,
+    /// Most queries of a sequence.
+    most_queries: usize,
     /// Rows of a block.
     pub block_q: usize,
     /// Of ragged sequences: 6 words a sequence, then (sequence, block) of every block of rows, then of nodes.
@@ -139,6 +142,7 @@ impl Blocks {
                     batch,
                     sequences: batch,
                     longest: keys,
+                    most_queries: queries,
                     block_q,
                     table: None,
                     row_table: 0,
@@ -184,6 +188,7 @@ impl Blocks {
             batch: 1,
             sequences: words.len(),
             longest: words.iter().map(|words| words[4]).max().unwrap_or(0),
+            most_queries: words.iter().map(|words| words[2]).max().unwrap_or(0),
             block_q,
             table: Some(table),
             row_table: 6 * words.len(),
@@ -210,6 +215,24 @@ impl Blocks {
     /// Workgroups that have nodes.
     pub fn node_tasks(&self, shape: &AttentionShape) -> u64 {
         (self.nodes as u64).saturating_mul(shape.kv_heads as u64).saturating_mul(self.batch as u64)
+    }
+
+    /// At most so many pairs of a row and a node has a workgroup with a block of rows.
+    pub fn row_pairs(&self, config: &AttentionConfig) -> u64 {
+        let nodes = self.longest as u64 + 1;
+        // Rows of a block see different stretches.
+        let seen = config.window.map_or(nodes, |window| (window as u64).saturating_add(self.block_q as u64));
+        seen.min(nodes) * self.block_q as u64
+    }
+
+    /// The same with a block of nodes.
+    pub fn node_pairs(&self, config: &AttentionConfig, shape: &AttentionShape) -> u64 {
+        let rows = self.most_queries as u64;
+        let seeing = match config.window {
+            Some(window) if config.causal => (window as u64).saturating_add(2 * BLOCK_K as u64),
+            _ => rows,
+        };
+        seeing.min(rows).saturating_mul((shape.group() * BLOCK_K) as u64)
     }
 
     /// What is compiled into every kernel that knows sequences.

@@ -62,7 +62,7 @@ use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_size
 use super::forward::{
     Build, CHUNK_LANES, DECAY, GATES, GRID, GROUPS, KEY, LANES_FILE, Level, PREPARE, PREPARE_FILES, PREPARE_LANES,
     PREPARE_LANES_FILES, PRODUCT, PRODUCT_LANES, QUERY, SCORES, STATE, STATE_FILES, STATE_LANES, STATE_LANES_FILES,
-    STATE_STARTS, STATE_SUMS, STATES, Scan, TILE, UPDATES, gates_workgroups, scan_workgroups, state_blocks,
+    STATE_STARTS, STATE_SUMS, STATES, Scan, TILE, UPDATES, chunk_load, gates_workgroups, scan_load, state_blocks,
 };
 use super::{Efla, EflaGradients, EflaShape, Form};
 use crate::attention::backward::reduce;
@@ -648,18 +648,18 @@ impl<'a> Pass<'a> {
             return Err(Error::Limit { argument, got: key_rows, limit_name: "2³¹", limit: 1 << 31 });
         }
         for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1)) {
-            let workgroups = match (kernel.name, scan_workgroups(kernel.name, sizes, self.groups.0)) {
-                (_, Some(workgroups)) => workgroups,
-                ("efla_gates", _) => gates_workgroups(sizes),
-                ("efla_backward_sum" | "efla_backward_sum_lanes", _) => key_rows.div_ceil(ROWS),
+            let load = match (kernel.name, scan_load(kernel.name, sizes, self.groups)) {
+                (_, Some(load)) => load,
+                ("efla_gates", _) => gates_workgroups(sizes).into(),
+                ("efla_backward_sum" | "efla_backward_sum_lanes", _) => key_rows.div_ceil(ROWS).into(),
                 ("efla_backward_values" | "efla_backward_values_lanes", _) => {
-                    (sizes.sequences * sizes.rows).div_ceil(ROWS)
+                    (sizes.sequences * sizes.rows).div_ceil(ROWS).into()
                 }
-                _ => sizes.sequences * sizes.chunks,
+                _ => chunk_load(sizes, self.efla.chunk()),
             };
             let params = if stage == Stage::Recompute { &recompute_params } else { &params };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(stage, binding.name)).collect();
-            call.push(gpu, kernel, constants, params, &arguments, workgroups)?;
+            call.push(gpu, kernel, constants, params, &arguments, load)?;
         }
         // The parts of d_log_decay are the last 4 of a token's elements.
         let tokens = sizes.elements(&[sizes.tokens]);

@@ -57,8 +57,9 @@ params! {
         groups: u32,
         group_chunks: u32,
         group_states: u32,
+        /// Of this dispatch, where a long one was split.
+        first_workgroup: u32,
         unused0: u32,
-        unused1: u32,
     }
 }
 

@@ -4,7 +4,7 @@ use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_size
 use super::{Efla, EflaConfig, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, LANES};
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
+use crate::kernel::{BoundRange, Call, Load, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
@@ -340,7 +340,8 @@ const GROUP_CHUNKS: u64 = 8;
 
 /// Groups of a scan and chunks of each; one group if there is work enough.
 pub(super) fn groups(sizes: &Sizes, ragged: bool) -> (u64, u64) {
-    let groups = (FEW_WORKGROUPS / state_workgroups(sizes, false).max(1)).min(sizes.chunks / GROUP_CHUNKS);
+    let workgroups = sizes.scans * state_blocks(sizes);
+    let groups = (FEW_WORKGROUPS / workgroups.max(1)).min(sizes.chunks / GROUP_CHUNKS);
     if ragged || groups < 2 {
         return (1, sizes.chunks);
     }
@@ -348,25 +349,37 @@ pub(super) fn groups(sizes: &Sizes, ragged: bool) -> (u64, u64) {
     (sizes.chunks.div_ceil(length), length)
 }
 
-/// Workgroups of a kernel of a scan in two levels, or of `efla_state`.
-pub(super) fn scan_workgroups(name: &str, sizes: &Sizes, groups: u64) -> Option<u64> {
-    let columns = state_columns(sizes.key_dim as usize) as u64;
-    let blocks = match name {
-        "efla_state" | "efla_backward_state" | "efla_backward_replay" => return Some(state_workgroups(sizes, false)),
-        "efla_state_lanes" | "efla_backward_state_lanes" | "efla_backward_replay_lanes" => {
-            return Some(state_workgroups(sizes, true));
-        }
-        "efla_groups" => return Some(sizes.scans * sizes.value_dim.div_ceil(8)),
-        "efla_state_sums" | "efla_backward_sums" => state_blocks(sizes) + sizes.key_dim.div_ceil(columns),
-        "efla_state_starts" | "efla_backward_starts" => state_blocks(sizes),
-        _ => return None,
+/// Workgroups of a kernel that scans, if it is one, each with all tokens of a sequence or group: two products of the state
+/// with a vector each.
+pub(super) fn scan_load(name: &str, sizes: &Sizes, (groups, group_chunks): (u64, u64)) -> Option<Load> {
+    let Sizes { scans, key_dim, value_dim, rows, chunks, .. } = *sizes;
+    let columns = state_columns(key_dim as usize) as u64;
+    let load = |scans: u64, blocks: u64, columns: u64, rows: u64| {
+        Some(Load { workgroups: scans * blocks, operations: (4 * key_dim * columns).saturating_mul(rows) })
     };
-    Some(sizes.scans * groups * blocks)
+    let of_group = rows.checked_div(chunks).unwrap_or(0).saturating_mul(group_chunks);
+    match name {
+        "efla_state" | "efla_backward_state" | "efla_backward_replay" => {
+            load(scans, state_blocks(sizes), columns, rows)
+        }
+        "efla_state_lanes" | "efla_backward_state_lanes" | "efla_backward_replay_lanes" => {
+            load(scans, value_dim.div_ceil(COLUMNS as u64), COLUMNS as u64, rows)
+        }
+        "efla_groups" => load(scans, value_dim.div_ceil(8), 4, groups * key_dim),
+        "efla_state_sums" | "efla_backward_sums" => {
+            load(scans * groups, state_blocks(sizes) + key_dim.div_ceil(columns), columns, of_group)
+        }
+        "efla_state_starts" | "efla_backward_starts" => load(scans * groups, state_blocks(sizes), columns, of_group),
+        _ => None,
+    }
 }
 
-/// Workgroups of `efla_state`.
-fn state_workgroups(sizes: &Sizes, lanes: bool) -> u64 {
-    sizes.scans * if lanes { sizes.value_dim.div_ceil(COLUMNS as u64) } else { state_blocks(sizes) }
+/// Workgroups with a chunk each, and what those take at most that multiply it with the state, by its own scores and by T.
+pub(super) fn chunk_load(sizes: &Sizes, chunk: usize) -> Load {
+    let Sizes { key_dim, value_dim, .. } = *sizes;
+    let chunk = chunk as u64;
+    let operations = 4 * chunk * (key_dim * value_dim + 2 * chunk * (key_dim + value_dim));
+    Load { workgroups: sizes.sequences * sizes.chunks, operations }
 }
 
 /// A validated forward call of given sizes, from [`Efla::plan`] or [`Efla::plan_step`].
@@ -564,14 +577,17 @@ impl<'a> Pass<'a> {
         for (kernel, constants) in
             self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1).kernels(config.form)
         {
-            let workgroups = match (kernel.name, scan_workgroups(kernel.name, sizes, self.groups.0)) {
-                (_, Some(workgroups)) => workgroups,
-                ("efla_gates", _) => gates_workgroups(sizes),
-                ("efla_recurrent", _) => sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
-                _ => sizes.sequences * sizes.chunks,
+            let load = match (kernel.name, scan_load(kernel.name, sizes, self.groups)) {
+                (_, Some(load)) => load,
+                ("efla_gates", _) => gates_workgroups(sizes).into(),
+                ("efla_recurrent", _) => Load {
+                    workgroups: sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
+                    operations: 6 * sizes.key_dim * RECURRENT_COLUMNS * sizes.tokens,
+                },
+                _ => chunk_load(sizes, self.efla.chunk()),
             };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
-            call.push(gpu, kernel, constants, &params, &arguments, workgroups)?;
+            call.push(gpu, kernel, constants, &params, &arguments, load)?;
         }
         Ok(())
     }

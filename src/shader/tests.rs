@@ -1,11 +1,11 @@
 //! Every variant through naga: what the shader declares is what the host believes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
-use naga::proc::Layouter;
-use naga::valid::{Capabilities, ValidationFlags, Validator};
+use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy, Layouter};
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, StorageAccess, TypeInner};
 
 use super::{Binding, Constants, Format, Kernel, Kind, Role, Variant, compose};
@@ -188,6 +188,174 @@ fn check(variant: &Variant) {
     assert!(workgroup_bytes <= limit, "{name} {:?}: {workgroup_bytes} bytes", variant.constants);
     let invocations: u32 = module.entry_points[0].workgroup_size.iter().product();
     assert!(invocations <= MIN_INVOCATIONS, "{name}: {invocations} invocations");
+}
+
+/// Every kernel with all its constants, through naga's writers of what the backends compile, with wgpu's options: SPIR-V
+/// for Vulkan, MSL for Metal, HLSL for DX12, GLSL for OpenGL. Without wgpu's guards, and with them where inputs are
+/// writable; of the variants with 16 bits every seventh, since they differ in nothing but loads and stores.
+#[test]
+fn every_backend_takes_every_variant() {
+    let mut seen = HashSet::new();
+    let mut written = [0; 4];
+    let is_half = |variant: &Variant| variant.formats.iter().any(|format| format.dtype != DType::F32);
+    for (index, variant) in variants().enumerate() {
+        let name = variant.kernel.name;
+        if is_half(&variant) && index % 7 != 0 {
+            continue;
+        }
+        let text = compose(&variant).text;
+        if !seen.insert(text.clone()) {
+            continue;
+        }
+        let lanes = variant.constants.iter().any(|(name, _)| *name == "LANES");
+        let module = naga::front::wgsl::parse_str(&text).unwrap();
+        let info = Validator::new(ValidationFlags::all(), Capabilities::all()).validate(&module).unwrap();
+        let checked = variant.writable_inputs != 0;
+        written[0] += 1;
+        spirv(&module, &info, checked, lanes).unwrap_or_else(|error| panic!("{name} to SPIR-V: {error}"));
+        written[1] += 1;
+        msl(&module, &info, checked, lanes, &variant).unwrap_or_else(|error| panic!("{name} to MSL: {error}"));
+        written[2] += 1;
+        hlsl(&module, &info, checked, lanes).unwrap_or_else(|error| panic!("{name} to HLSL: {error}"));
+        // wgpu offers no subgroups on OpenGL: `Gpu::lanes` is false there.
+        if !lanes {
+            written[3] += 1;
+            glsl(&module, &info, checked).unwrap_or_else(|error| panic!("{name} to GLSL: {error}"));
+        }
+    }
+    println!("{written:?} in SPIR-V, MSL, HLSL, GLSL");
+    assert!(written.iter().all(|count| *count > 1000), "{written:?}");
+}
+
+fn policies(checked: bool) -> BoundsCheckPolicies {
+    let policy = if checked { BoundsCheckPolicy::Restrict } else { BoundsCheckPolicy::Unchecked };
+    BoundsCheckPolicies { index: policy, buffer: policy, ..Default::default() }
+}
+
+/// Every binding of the module and what it becomes, `(space, place in the group)`.
+fn bindings<T>(module: &naga::Module, target: impl Fn(AddressSpace, u32) -> T) -> BTreeMap<naga::ResourceBinding, T> {
+    let bound = module.global_variables.iter();
+    bound.filter_map(|(_, variable)| variable.binding.map(|at| (at, target(variable.space, at.binding)))).collect()
+}
+
+fn spirv(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool) -> Result<(), String> {
+    use naga::back::spv;
+    let mut capabilities = vec![spv::Capability::Shader, spv::Capability::Matrix];
+    if lanes {
+        capabilities.extend([
+            spv::Capability::GroupNonUniform,
+            spv::Capability::GroupNonUniformVote,
+            spv::Capability::GroupNonUniformArithmetic,
+            spv::Capability::GroupNonUniformBallot,
+            spv::Capability::GroupNonUniformShuffle,
+            spv::Capability::GroupNonUniformShuffleRelative,
+            spv::Capability::GroupNonUniformQuad,
+        ]);
+    }
+    let options = spv::Options {
+        // Of Vulkan 1.0; there are subgroups from 1.1 on.
+        lang_version: if lanes { (1, 3) } else { (1, 0) },
+        flags: spv::WriterFlags::LABEL_VARYINGS | spv::WriterFlags::FORCE_POINT_SIZE,
+        fake_missing_bindings: false,
+        binding_map: bindings(module, |_, binding| spv::BindingInfo {
+            descriptor_set: 0,
+            binding,
+            binding_array_size: None,
+        }),
+        capabilities: Some(capabilities.into_iter().collect()),
+        bounds_check_policies: policies(checked),
+        zero_initialize_workgroup_memory: match checked {
+            true => spv::ZeroInitializeWorkgroupMemoryMode::Polyfill,
+            false => spv::ZeroInitializeWorkgroupMemoryMode::None,
+        },
+        force_loop_bounding: checked,
+        emit_int_div_checks: checked,
+        ..Default::default()
+    };
+    let pipeline = spv::PipelineOptions { shader_stage: naga::ShaderStage::Compute, entry_point: "main".to_string() };
+    let words = spv::write_vec(module, info, &options, Some(&pipeline)).map_err(|error| error.to_string())?;
+    assert_eq!(words[0], 0x0723_0203);
+    Ok(())
+}
+
+fn msl(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool, variant: &Variant) -> Result<(), String> {
+    use naga::back::msl;
+    let resources = bindings(module, |space, binding| msl::BindTarget {
+        buffer: Some(binding as u8),
+        mutable: matches!(space, AddressSpace::Storage { access } if access.contains(StorageAccess::STORE)),
+        ..Default::default()
+    });
+    let resources = msl::EntryPointResources {
+        resources,
+        immediates_buffer: None,
+        sizes_buffer: Some(variant.kernel.bindings.len() as u8 + 1),
+    };
+    let options = msl::Options {
+        // The oldest that wgpu's features ask for.
+        lang_version: if lanes { (2, 4) } else { (2, 0) },
+        per_entry_point_map: [("main".to_string(), resources)].into_iter().collect(),
+        fake_missing_bindings: false,
+        bounds_check_policies: policies(checked),
+        zero_initialize_workgroup_memory: checked,
+        force_loop_bounding: checked,
+        emit_int_div_checks: checked,
+        ..Default::default()
+    };
+    let pipeline = msl::PipelineOptions {
+        entry_point: Some((naga::ShaderStage::Compute, "main".to_string())),
+        vertex_pulling_transform: true,
+        ..Default::default()
+    };
+    let (_, translated) = msl::write_string(module, info, &options, &pipeline).map_err(|error| error.to_string())?;
+    translated.entry_point_names.into_iter().try_for_each(|name| name.map(drop).map_err(|error| error.to_string()))
+}
+
+fn hlsl(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool) -> Result<(), String> {
+    use naga::back::hlsl;
+    let options = hlsl::Options {
+        // What FXC, which every Windows has, can do; subgroups need DXC.
+        shader_model: if lanes { hlsl::ShaderModel::V6_0 } else { hlsl::ShaderModel::V5_1 },
+        binding_map: bindings(module, |_, register| hlsl::BindTarget {
+            register,
+            restrict_indexing: checked,
+            ..Default::default()
+        }),
+        fake_missing_bindings: false,
+        special_constants_binding: Some(hlsl::BindTarget { space: 1, ..Default::default() }),
+        zero_initialize_workgroup_memory: checked,
+        restrict_indexing: checked,
+        force_loop_bounding: checked,
+        ..Default::default()
+    };
+    let pipeline = hlsl::PipelineOptions { entry_point: Some((naga::ShaderStage::Compute, "main".to_string())) };
+    let mut text = String::new();
+    let translated = hlsl::Writer::new(&mut text, &options, &pipeline).write(module, info, None);
+    let names = translated.map_err(|error| error.to_string())?.entry_point_names;
+    names.into_iter().try_for_each(|name| name.map(drop).map_err(|error| error.to_string()))
+}
+
+fn glsl(module: &naga::Module, info: &ModuleInfo, checked: bool) -> Result<(), String> {
+    use naga::back::glsl;
+    let version = if checked { glsl::Version::new_gles(310) } else { glsl::Version::Desktop(430) };
+    let options = glsl::Options {
+        version,
+        binding_map: bindings(module, |space, binding| match space {
+            AddressSpace::Uniform => binding as u8,
+            _ => binding as u8 - 1,
+        }),
+        writer_flags: glsl::WriterFlags::ADJUST_COORDINATE_SPACE | glsl::WriterFlags::FORCE_POINT_SIZE,
+        zero_initialize_workgroup_memory: checked,
+    };
+    let pipeline = glsl::PipelineOptions {
+        shader_stage: naga::ShaderStage::Compute,
+        entry_point: "main".to_string(),
+        multiview: None,
+    };
+    let mut text = String::new();
+    glsl::Writer::new(&mut text, module, info, &options, &pipeline, policies(false))
+        .and_then(|mut writer| writer.write())
+        .map(drop)
+        .map_err(|error| format!("{version:?}: {error}"))
 }
 
 /// Bindings that a kernel declares but never reads would hide a mistake in the table.

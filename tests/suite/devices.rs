@@ -11,7 +11,7 @@ use continuous_attention::{
 use crate::harness::{AttentionCase, EflaCase, Guarded, bits, gpu, rng};
 
 /// A device as a host would open it, and everything its error handler ever hears.
-fn host_device(limits: wgpu::Limits) -> (wgpu::Device, wgpu::Queue, Arc<Mutex<Vec<String>>>) {
+pub fn host_device(limits: wgpu::Limits) -> (wgpu::Device, wgpu::Queue, Arc<Mutex<Vec<String>>>) {
     let adapters = pollster::block_on(Gpu::adapters());
     let infos: Vec<_> = adapters.iter().map(wgpu::Adapter::get_info).collect();
     let adapter = &adapters[Gpu::preferred(&infos).unwrap()];

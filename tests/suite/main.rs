@@ -21,6 +21,7 @@ mod efla_gated;
 mod efla_numerics;
 mod efla_options;
 mod errors;
+mod faults;
 mod given;
 mod nan;
 mod rotary;

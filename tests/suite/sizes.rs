@@ -4,10 +4,10 @@ use continuous_attention::*;
 
 use crate::harness::{gpu, normal, rng};
 
-/// A device whose bindings hold `bytes` only.
 /// What the kernels of software adapters need.
 const SUBGROUPS: wgpu::Features = wgpu::Features::SUBGROUP.union(wgpu::Features::SUBGROUP_BARRIER);
 
+/// A device whose bindings hold `bytes` only.
 fn narrow_gpu(bytes: u64) -> Gpu {
     let limits = wgpu::Limits { max_storage_buffer_binding_size: bytes, ..Default::default() };
     limited_gpu(limits, wgpu::Features::empty())
@@ -258,6 +258,17 @@ fn efla(gpu: &Gpu, gated: bool, form: Form) -> Vec<(&'static str, Vec<f32>)> {
     outputs.extend(backward.d_initial_state.iter().map(|view| ("d_initial_state", view)));
     outputs.extend(backward.d_log_decay.iter().map(|view| ("d_log_decay", view)));
     outputs.into_iter().map(|(name, view)| (name, read(gpu, view.buffer()))).collect()
+}
+
+/// Results of either operator, forward and backward, by name.
+pub fn results(gpu: &Gpu) -> Vec<(&'static str, Vec<f32>)> {
+    let cache = Lengths::Cache { kv_lens: vec![40, 0, 17] };
+    let mut results = attention(gpu, Sink::Zero, Lengths::Full);
+    results.extend(attention(gpu, Sink::Given, cache));
+    for (gated, form) in [(false, Form::Chunked), (true, Form::Chunked), (false, Form::Recurrent)] {
+        results.extend(efla(gpu, gated, form));
+    }
+    results
 }
 
 /// The bytes of a head of v are 1280; the workspace of a value head has parts of up to 3072 (Y and X).
