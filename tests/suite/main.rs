@@ -23,5 +23,6 @@ mod efla_options;
 mod errors;
 mod given;
 mod nan;
+mod random;
 mod rotary;
 mod sizes;
