@@ -21,6 +21,8 @@ mod efla_gated;
 mod efla_numerics;
 mod efla_options;
 mod errors;
+mod fuzz;
+mod fuzzing;
 mod given;
 mod nan;
 mod random;
