@@ -416,7 +416,8 @@ fn sequences(
             v: tokens(value_dim),
             sink_k: sink(inputs.sink_k, head_dim),
             sink_v: sink(inputs.sink_v, value_dim),
-            intervals: places([batch, 1, keys, 1], &own_keys),
+            // Without heads nothing else bounds how many keys there are.
+            intervals: inputs.intervals.map_or_else(Vec::new, |_| places([batch, 1, keys, 1], &own_keys)),
             out: rows(value_dim),
             lse: rows(1),
         }
