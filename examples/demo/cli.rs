@@ -15,6 +15,7 @@ pub enum Command {
     Run(RunArgs),
     Check(CheckArgs),
     Bench(BenchArgs),
+    Soak(SoakArgs),
     /// Print this text and stop.
     Help(String),
 }
@@ -64,6 +65,19 @@ pub struct BenchArgs {
     pub json: Option<PathBuf>,
     /// Earlier results to stand beside them.
     pub compare: Option<PathBuf>,
+}
+
+#[derive(Debug, PartialEq, Default)]
+pub struct SoakArgs {
+    pub adapter: Option<String>,
+    /// How long to go on; none for 60 seconds, or as long as `count` takes.
+    pub seconds: Option<usize>,
+    /// Of the first configuration; none for one of the clock's.
+    pub seed: Option<u64>,
+    /// How many configurations at most.
+    pub count: Option<usize>,
+    /// Words of the kind of configurations to run.
+    pub filter: Option<String>,
 }
 
 /// What a metadata value must be.
@@ -118,6 +132,7 @@ Usage: demo [options]                               smooth and predict the CO2 r
        demo run --input CASE --output RESULT        compute what a case file (safetensors) asks for
        demo check CASE...                           compare the GPU with a case's expected values and with float64
        demo bench                                   measure how fast the kernels are on this adapter
+       demo soak --seconds N                        compare random configurations with float64 for N seconds
 
 Options of the first form:
   --device gpu|reference  where to compute; reference is float64 on the CPU [gpu]
@@ -125,7 +140,7 @@ Options of the first form:
   --report PATH           where the report goes [report.html]
   --figures FOLDER        write the report's figures there too, as SVG files
 
-`demo run --help`, `demo check --help` and `demo bench --help` say more. WGPU_ADAPTER_NAME chooses an adapter as well.
+`demo run --help` says more, and so do check, bench and soak. WGPU_ADAPTER_NAME chooses an adapter as well.
 A machine without any adapter computes by the reference.
 Exit status: 0 all is well, 1 a result misses its limit, 2 bad input.
 ";
@@ -178,6 +193,24 @@ Exit status 1 if a result was wrong or a row could not be measured; the other ro
   --adapter NAME|INDEX    adapter to use, as `demo info` lists them [the best]
 ";
 
+const SOAK_HELP: &str = "\
+Runs random configurations of both operators, forward and backward, compares each with float64 and counts bytes leaked.
+
+Usage: demo soak [options]
+
+Options, sizes, storage types and places in memory are all random, NaN lies wherever nothing may be read, and whatever is
+written outside of a result is noticed. Prints the seed of each failure; `demo soak --seed SEED --count 1` repeats it.
+Ends with the number of each kind, the worst error of each tensor, and how much memory has grown.
+Exit status 1 if a result was wrong or memory leaked.
+
+  --seconds N             stop after N seconds, at the end of a configuration [60, or as long as --count takes]
+  --seed SEED             of the first configuration, the next has the next [of the clock]
+  --count N               stop after N configurations
+  --filter WORDS          only kinds with all of these words, of continuous, softmax, attention, cache; efla, chunked,
+                          recurrent, gated; packed
+  --adapter NAME|INDEX    adapter to use, as `demo info` lists them [the best]
+";
+
 /// The flags that replace a case's metadata, for the help.
 fn metadata_help() -> String {
     let mut help = "\nThese replace what the case's metadata says:\n".to_string();
@@ -208,9 +241,10 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, String
         Some("run") => parse_run(parser),
         Some("check") => parse_check(parser),
         Some("bench") => parse_bench(parser),
+        Some("soak") => parse_soak(parser),
         Some("help") => Ok(Command::Help(MAIN_HELP.into())),
         Some(other) => {
-            Err(format!("unknown command `{other}`, needed info, run, check, bench or none (see demo --help)"))
+            Err(format!("unknown command `{other}`, needed info, run, check, bench, soak or none (see demo --help)"))
         }
     }
 }
@@ -298,6 +332,26 @@ fn parse_bench(mut parser: Parser) -> Result<Command, String> {
         }
     }
     Ok(Command::Bench(args))
+}
+
+fn parse_soak(mut parser: Parser) -> Result<Command, String> {
+    let mut args = SoakArgs::default();
+    while let Some(arg) = parser.next().map_err(text)? {
+        match arg {
+            Arg::Long("adapter") => args.adapter = Some(string(&mut parser, "--adapter")?),
+            Arg::Long("filter") => args.filter = Some(string(&mut parser, "--filter")?),
+            Arg::Long("seconds") => args.seconds = Some(count(&mut parser, "--seconds")?),
+            Arg::Long("count") => args.count = Some(count(&mut parser, "--count")?),
+            Arg::Long("seed") => {
+                let value = string(&mut parser, "--seed")?;
+                let mistake = |_| format!("--seed: got `{value}`, needed a whole number below 2^64");
+                args.seed = Some(value.parse().map_err(mistake)?);
+            }
+            Arg::Long("help") | Arg::Short('h') => return Ok(Command::Help(SOAK_HELP.into())),
+            other => return Err(unexpected(other, "demo soak --help")),
+        }
+    }
+    Ok(Command::Soak(args))
 }
 
 fn metadata_key(arg: &Arg) -> Option<(&'static str, &'static Needed)> {
@@ -389,6 +443,15 @@ mod tests {
     }
 
     #[test]
+    fn soak_takes_its_options() {
+        assert_eq!(parse_words("soak"), Ok(Command::Soak(SoakArgs::default())));
+        let line = "soak --seconds 5 --seed 0 --count 7 --filter efla --adapter 0";
+        let Ok(Command::Soak(args)) = parse_words(line) else { panic!() };
+        assert_eq!((args.seconds, args.seed, args.count), (Some(5), Some(0), Some(7)));
+        assert_eq!((args.filter.as_deref(), args.adapter.as_deref()), (Some("efla"), Some("0")));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (line, said) in [
             ("jump", "unknown command `jump`"),
@@ -407,6 +470,8 @@ mod tests {
             ("bench --pairs 0", "--pairs: got `0`, needed a whole number of at least 1"),
             ("bench --filter", "missing argument"),
             ("bench fast", "unexpected argument"),
+            ("soak --seconds 0", "--seconds: got `0`, needed a whole number of at least 1"),
+            ("soak --seed -1", "--seed: got `-1`, needed a whole number below 2^64"),
         ] {
             let error = parse_words(line).expect_err(line);
             assert!(error.contains(said), "{line}: {error}");
@@ -416,7 +481,9 @@ mod tests {
 
     #[test]
     fn every_command_has_help() {
-        for line in ["--help", "-h", "help", "info --help", "run --input a --help", "check -h", "bench --help"] {
+        for line in
+            ["--help", "-h", "help", "info --help", "run --input a --help", "check -h", "bench --help", "soak -h"]
+        {
             assert!(matches!(parse_words(line), Ok(Command::Help(_))), "{line}");
         }
         assert!(metadata_help().contains("--normalize-k"));

@@ -15,9 +15,12 @@ mod exact;
 mod info;
 mod judge;
 mod memory;
+#[path = "../../tests/suite/random/mod.rs"]
+mod random;
 mod report;
 mod run;
 mod smoothing;
+mod soak;
 mod table;
 #[cfg(test)]
 mod variants;
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Ok(Command::Run(args)) => run::run(&args),
         Ok(Command::Check(args)) => check::check(&args),
         Ok(Command::Bench(args)) => bench::bench(&args),
+        Ok(Command::Soak(args)) => soak::soak(&args),
         Ok(Command::Main(args)) => main_job(&args),
     };
     match outcome {

@@ -59,7 +59,8 @@ params! {
         group_states: u32,
         /// Of this dispatch, where a long one was split.
         first_workgroup: u32,
-        unused0: u32,
+        /// Of a dispatch of efla_recurrent.
+        first_token: u32,
     }
 }
 
@@ -131,6 +132,8 @@ pub(super) fn check_sizes(shape: &EflaShape) -> Result<()> {
 #[derive(Debug, Clone)]
 pub(super) struct Packing {
     pub sequences: usize,
+    /// Tokens of the longest.
+    pub longest: usize,
     /// Chunks of a value head.
     pub chunks: usize,
     /// Of packed sequences: first token, tokens and first chunk of each, then the sequence of every chunk.
@@ -144,15 +147,16 @@ impl Packing {
         let chunks = |tokens: usize| chunk.map_or(0, |chunk| tokens.div_ceil(chunk));
         let Some(cumulative) = cu_seqlens else {
             let (sequences, chunks) = (shape.batch, chunks(shape.tokens));
-            return Ok(Packing { sequences, chunks, table: None, chunk_table: 0 });
+            return Ok(Packing { sequences, longest: shape.tokens, chunks, table: None, chunk_table: 0 });
         };
         if shape.batch != 1 {
             return Err(Error::argument("batch", shape.batch, "1 with packed sequences"));
         }
         let sequences = check_cumulative("cu_seqlens", cumulative, shape.tokens)?;
-        let (mut table, mut owners) = (Vec::new(), Vec::new());
+        let (mut table, mut owners, mut longest) = (Vec::new(), Vec::new(), 0);
         for (sequence, ends) in cumulative.windows(2).enumerate() {
             let tokens = ends[1] - ends[0];
+            longest = longest.max(tokens);
             table.extend([ends[0], tokens, owners.len()].map(|word| word as u32));
             owners.extend(std::iter::repeat_n(sequence as u32, chunks(tokens)));
         }
@@ -160,7 +164,7 @@ impl Packing {
         table.extend(owners);
         // Never an empty buffer.
         table.push(0);
-        Ok(Packing { sequences, chunks, table: Some(table), chunk_table })
+        Ok(Packing { sequences, longest, chunks, table: Some(table), chunk_table })
     }
 
     pub fn is_ragged(&self) -> bool {

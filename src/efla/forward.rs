@@ -171,6 +171,8 @@ pub(crate) static RECURRENT: Kernel = Kernel {
 const COLUMNS: usize = 32;
 /// Value columns of one workgroup of `efla_recurrent`.
 const RECURRENT_COLUMNS: u64 = 16;
+/// Tokens of one dispatch of `efla_recurrent`: at the longest keys some 50,000 iterations of its loops.
+const RECURRENT_TOKENS: usize = 256;
 
 /// Value columns of one workgroup of `efla_state`: as many as keep the state in 8 KiB.
 fn state_columns(key_dim: usize) -> usize {
@@ -294,7 +296,8 @@ impl Build {
     /// Constants of `efla_recurrent`.
     fn recurrent(self) -> Constants {
         let stages = ("KEY_STAGES", self.key_dim.div_ceil(COLUMNS) as u32);
-        [vec![stages], Build { chunk: 1, ..self }.chunks()].concat()
+        let tokens = ("TOKENS", RECURRENT_TOKENS as u32);
+        [vec![stages, tokens], Build { chunk: 1, ..self }.chunks()].concat()
     }
 
     /// The kernels of a form in the order they run.
@@ -510,7 +513,10 @@ struct Pass<'a> {
     lanes: bool,
     workspace: WorkspaceLayout,
     scratch: Scratch,
-    /// Where a final state nobody asked for and an output without tokens are bound.
+    /// Dispatches of `efla_recurrent`.
+    blocks: usize,
+    /// Where a final state nobody asked for and an output without tokens are bound. The former goes from dispatch to
+    /// dispatch.
     spare: [Part; 2],
 }
 
@@ -529,16 +535,21 @@ impl<'a> Pass<'a> {
         let gate_elements = if config.gated { 8 } else { 4 };
         let gate_elements = sizes.elements(&[sizes.tokens, gate_elements]);
         let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes)?;
-        let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
+        let blocks = match config.form {
+            Form::Recurrent => packing.longest.div_ceil(RECURRENT_TOKENS).max(1),
+            Form::Chunked => 1,
+        };
+        let state = if blocks > 1 { sizes.scans.saturating_mul(sizes.key_dim * sizes.value_dim) } else { 1 };
+        let spare = [workspace.reserve("workspace of the state", state)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        Ok(Pass { efla, shape: *shape, packing, sizes, groups, lanes, workspace, scratch, spare })
+        Ok(Pass { efla, shape: *shape, packing, sizes, groups, lanes, workspace, scratch, blocks, spare })
     }
 
     fn bind(&self, call: &mut Call, tensors: &EflaTensors, workspace: &TensorView) -> Result<()> {
         let gpu = self.efla.gpu();
         let (config, limits) = (self.efla.config(), gpu.limits());
         let state = tensors.state();
-        let params = EflaParams {
+        let mut params = EflaParams {
             q: tensors.q.layout(limits),
             k: tensors.k.layout(limits),
             v: tensors.v.layout(limits),
@@ -550,7 +561,12 @@ impl<'a> Pass<'a> {
             group_states: self.scratch.group_states as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing).with_state(&state, limits)
         };
-        let params = params_buffer(gpu, "efla", &params);
+        if self.blocks > 1 && params.has_final_state == 0 {
+            let (keys, values) = (params.key_dim, params.value_dim);
+            params.final_state = [0, params.value_heads * keys * values, keys * values, values];
+            params.has_final_state = 1;
+        }
+        let first = params_buffer(gpu, "efla", &params);
         let table = self.packing.upload(gpu)?;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
         let part = |part: Part| Some(part.of(workspace));
@@ -582,12 +598,19 @@ impl<'a> Pass<'a> {
                 ("efla_gates", _) => gates_workgroups(sizes).into(),
                 ("efla_recurrent", _) => Load {
                     workgroups: sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
-                    operations: 6 * sizes.key_dim * RECURRENT_COLUMNS * sizes.tokens,
+                    operations: 6 * sizes.key_dim * RECURRENT_COLUMNS * sizes.tokens.min(RECURRENT_TOKENS as u64),
                 },
                 _ => chunk_load(sizes, self.efla.chunk()),
             };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
-            call.push(gpu, kernel, constants, &params, &arguments, load)?;
+            call.push(gpu, kernel, constants.clone(), &first, &arguments, load)?;
+            let blocks = if kernel.name == RECURRENT.name { self.blocks } else { 1 };
+            for block in 1..blocks {
+                // From where the dispatch before left the state.
+                let first_token = (block * RECURRENT_TOKENS) as u32;
+                let next = params_buffer(gpu, "efla", &EflaParams { first_token, state_source: 2, ..params });
+                call.push(gpu, kernel, constants.clone(), &next, &arguments, load)?;
+            }
         }
         Ok(())
     }

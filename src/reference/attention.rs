@@ -14,8 +14,8 @@
 
 use super::phi::Moments;
 use super::support::{
-    add_at, add_scaled, check_finite, check_size, check_tensor, dot, elements, gather, map_heads, part, part_mut,
-    places, zeros,
+    add_at, add_scaled, check_finite, check_heads, check_size, check_tensor, dot, elements, gather, map_heads, part,
+    part_mut, places, zeros,
 };
 use crate::attention::{AttentionConfig, AttentionShape, Lengths, MAX_DIM, Method, Sink};
 use crate::error::{Error, Result};
@@ -416,7 +416,8 @@ fn sequences(
             v: tokens(value_dim),
             sink_k: sink(inputs.sink_k, head_dim),
             sink_v: sink(inputs.sink_v, value_dim),
-            intervals: places([batch, 1, keys, 1], &own_keys),
+            // Without heads nothing else bounds how many keys there are.
+            intervals: inputs.intervals.map_or_else(Vec::new, |_| places([batch, 1, keys, 1], &own_keys)),
             out: rows(value_dim),
             lse: rows(1),
         }
@@ -456,6 +457,7 @@ fn check_sizes(config: &AttentionConfig, shape: &AttentionShape, sequences: usiz
     shape.validate()?;
     let AttentionConfig { head_dim, value_dim, .. } = *config;
     let AttentionShape { batch, heads, kv_heads, queries, keys } = *shape;
+    check_heads(batch.max(sequences), heads.max(kv_heads))?;
     check_size("q", inputs.q, &[batch, heads, queries, head_dim])?;
     check_size("k", inputs.k, &[batch, kv_heads, keys, head_dim])?;
     check_size("v", inputs.v, &[batch, kv_heads, keys, value_dim])?;

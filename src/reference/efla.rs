@@ -33,7 +33,8 @@
 
 use super::phi::{phi_bar, phi_bar_derivative};
 use super::support::{
-    add_at, add_scaled, check_finite, check_size, check_tensor, dot, gather, map_heads, part, part_mut, places, zeros,
+    add_at, add_scaled, check_finite, check_heads, check_size, check_tensor, dot, gather, map_heads, part, part_mut,
+    places, zeros,
 };
 use crate::efla::{EflaConfig, EflaShape, Form, Integrator};
 use crate::error::{Error, Result};
@@ -357,6 +358,7 @@ fn check_sizes(config: &EflaConfig, shape: &EflaShape, sequences: usize, inputs:
     shape.validate()?;
     let EflaConfig { key_dim, value_dim, .. } = *config;
     let EflaShape { batch, heads, value_heads, tokens } = *shape;
+    check_heads(batch.max(sequences), heads.max(value_heads))?;
     check_size("q", inputs.q, &[batch, heads, tokens, key_dim])?;
     check_size("k", inputs.k, &[batch, heads, tokens, key_dim])?;
     check_size("v", inputs.v, &[batch, value_heads, tokens, value_dim])?;

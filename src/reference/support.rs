@@ -12,6 +12,17 @@ pub(super) fn elements(argument: &str, dims: &[usize]) -> Result<usize> {
     product.ok_or_else(|| Error::argument(argument, format!("shape {dims:?}"), "a size that fits in memory"))
 }
 
+/// Refuses more heads than anyone computes in float64: without tokens no tensor bounds how many there are to loop over.
+pub(super) fn check_heads(sequences: usize, heads: usize) -> Result<()> {
+    const MOST: usize = 1 << 20;
+    let count = sequences.max(1).saturating_mul(heads.max(1));
+    if count > MOST {
+        let got = format!("{count} of all sequences");
+        return Err(Error::argument("heads", got, format!("at most {MOST} by the reference")));
+    }
+    Ok(())
+}
+
 /// Refuses a tensor that has not exactly the elements of `dims`, or holds NaN or an infinity.
 pub(super) fn check_tensor(argument: &str, tensor: &[f64], dims: &[usize]) -> Result<()> {
     check_size(argument, tensor, dims)?;

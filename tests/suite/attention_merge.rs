@@ -184,9 +184,10 @@ fn random_case(seed: u64) {
     let out = |rng: &mut fastrand::Rng, written: bool| {
         let dtype = one.unwrap_or_else(|| pick(rng, &TYPES));
         let dtype = if written && value_dim % 2 == 1 { DType::F32 } else { dtype };
-        Place::random(rng, dtype, &case.out_shape(), written)
+        Place::random(rng, dtype, &case.out_shape(), written, false)
     };
-    let lse = |rng: &mut fastrand::Rng, written: bool| Place::random(rng, DType::F32, &case.lse_shape(), written);
+    let lse =
+        |rng: &mut fastrand::Rng, written: bool| Place::random(rng, DType::F32, &case.lse_shape(), written, false);
     let places = Places {
         out_sides: [out(&mut rng, false), out(&mut rng, false)],
         lse_sides: [lse(&mut rng, false), lse(&mut rng, false)],

@@ -36,8 +36,8 @@ fn random_case(seed: u64) {
     let shape: Vec<usize> = (0..rank).map(|_| if rng.u8(..12) == 0 { 0 } else { rng.usize(1..14) }).collect();
     let even = shape.last().is_some_and(|last| last % 2 == 0);
     let (from_type, to_type) = (pick(&mut rng, &TYPES), if even { pick(&mut rng, &TYPES) } else { DType::F32 });
-    let mut from = Place::random(&mut rng, from_type, &shape, false);
-    let mut to = Place::random(&mut rng, to_type, &shape, true);
+    let mut from = Place::random(&mut rng, from_type, &shape, false, false);
+    let mut to = Place::random(&mut rng, to_type, &shape, true, false);
     // Transposed, and columns that are not neighbours.
     let shuffled = |rng: &mut fastrand::Rng, dtype| {
         let mut order: Vec<usize> = (0..rank).collect();

@@ -2,7 +2,7 @@
 
 use continuous_attention::{Efla, EflaConfig, EflaShape, Form, Integrator};
 
-use crate::harness::{EDGES, EflaCase, FORMS, bits, case_count, gpu, pick, rng};
+use crate::harness::{EDGES, EflaCase, FORMS, Guarded, bits, case_count, forward_limit, gpu, judge, pick, rng, submit};
 
 const INTEGRATORS: [Integrator; 4] =
     [Integrator::Exact, Integrator::Euler, Integrator::RungeKutta2, Integrator::RungeKutta4];
@@ -204,4 +204,25 @@ fn a_measured_chunk() {
     Efla::measured(gpu, config, &EflaShape { tokens: 0, ..shape }).unwrap();
     let error = Efla::measured(gpu, EflaConfig { key_dim: 0, ..config }, &shape).unwrap_err().to_string();
     assert!(error.contains("key_dim"), "{error}");
+}
+
+/// Token by token over more tokens than one dispatch does. llvmpipe used to leave rows unwritten from where an invocation
+/// had been through 65,535 iterations. Found by `demo -- soak`.
+#[test]
+fn long_sequences_token_by_token() {
+    for (initial, key_dim) in [(false, 149), (true, 256)] {
+        let config =
+            EflaConfig { key_dim, value_dim: 20, form: Form::Recurrent, normalize_k: true, ..Default::default() };
+        let shape = EflaShape { batch: 1, heads: 1, value_heads: 2, tokens: 900 };
+        let mut rng = rng(7);
+        let case = EflaCase::random(config, shape, &mut rng);
+        let case = if initial { case.with_initial_state(&mut rng) } else { case };
+        case.judge_against(&case.run(), &case.reference());
+        // With nowhere to leave the state it goes through the workspace.
+        let out = Guarded::new(gpu(), Guarded::ODD, &case.out_shape());
+        let plan = Efla::new(gpu(), config).unwrap().plan(&shape).unwrap();
+        submit(gpu(), &plan.bind(&case.tensors(gpu(), &out)).unwrap());
+        let label = case.label();
+        judge(&label, "out", &out.read(gpu(), &label), &case.reference().out, forward_limit());
+    }
 }

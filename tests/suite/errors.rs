@@ -624,3 +624,28 @@ fn storage_types_that_do_not_fit() {
     });
     refused(gpu().write(&gpu().zeros_of(DType::F16, &[2]).unwrap(), &[1f32, 2.0]), "data", &["F32", "F16"]);
 }
+
+/// Sizes of 0 hide no huge ones from the reference, which would loop over them or keep a list of them. Found by fuzzing.
+#[test]
+fn references_of_heads_and_keys_without_end() {
+    use continuous_attention::reference::{attention, efla};
+    let none = attention::Inputs { q: &[], k: &[], v: &[], sink_k: None, sink_v: None, intervals: None };
+    let config = AttentionConfig { head_dim: 4, value_dim: 4, ..Default::default() };
+    let empty = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: 0, keys: 0 };
+    for shape in [
+        AttentionShape { batch: 1 << 45, ..empty },
+        AttentionShape { heads: usize::MAX, ..empty },
+        AttentionShape { heads: 0, kv_heads: usize::MAX, ..empty },
+    ] {
+        refused(attention::forward(&config, &shape, &none), "heads", &["1048576"]);
+        refused(attention::forward_ragged(&config, &shape, &Lengths::Full, &none), "heads", &["1048576"]);
+        refused(attention::backward_ragged(&config, &shape, &Lengths::Full, &none, &[], None), "heads", &["1048576"]);
+    }
+    let headless = AttentionShape { heads: 0, kv_heads: 0, keys: 1 << 42, ..empty };
+    attention::forward_ragged(&config, &headless, &Lengths::Full, &none).unwrap();
+
+    let none = efla::Inputs { q: &[], k: &[], v: &[], beta: &[], log_decay: None, initial_state: None };
+    let config = EflaConfig { key_dim: 4, value_dim: 4, ..Default::default() };
+    let shape = EflaShape { batch: 1 << 45, heads: 1, value_heads: 1, tokens: 0 };
+    refused(efla::forward(&config, &shape, &none), "heads", &["1048576"]);
+}

@@ -133,8 +133,8 @@ fn random_cases() {
         let to_type = if case.config.dim.is_multiple_of(2) { pick(&mut rng, &TYPES) } else { DType::F32 };
         let in_place = rng.bool();
         let from_type = if in_place { to_type } else { pick(&mut rng, &TYPES) };
-        let from = Place::random(&mut rng, from_type, &case.dims(), in_place);
-        let to = if in_place { from.clone() } else { Place::random(&mut rng, to_type, &case.dims(), true) };
+        let from = Place::random(&mut rng, from_type, &case.dims(), in_place, false);
+        let to = if in_place { from.clone() } else { Place::random(&mut rng, to_type, &case.dims(), true, false) };
         case.judge(&from, to_type, case.run_between(gpu(), &from, &to, in_place));
     }
 }

@@ -165,7 +165,7 @@ impl EflaCase {
         self.judge_against(got, &self.reference());
     }
 
-    fn judge_against(&self, got: &EflaOutput, want: &Output) {
+    pub fn judge_against(&self, got: &EflaOutput, want: &Output) {
         let label = self.label();
         judge(&label, "out", &got.out, &want.out, forward_limit());
         judge(&label, "final_state", &got.final_state, &want.final_state, forward_limit());

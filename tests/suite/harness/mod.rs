@@ -2,19 +2,15 @@
 
 mod attention;
 mod efla;
-mod placed;
 
+pub use crate::random::{EDGES, Place, Placed, normal, pick, rng, submit, submit_all, widen};
 pub use attention::{AttentionCase, AttentionOutput};
 pub use efla::{EflaCase, EflaOutput, FORMS};
-pub use placed::{Place, Placed};
 
 use std::sync::OnceLock;
 
 use continuous_attention::reference::compare::{Quantity, Scale, compare, limit};
-use continuous_attention::{Call, DType, Gpu, GpuOptions, Tensor, TensorView, wgpu};
-
-/// Lengths and dimensions around the edges of every tile in use.
-pub const EDGES: [usize; 16] = [1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256];
+use continuous_attention::{DType, Gpu, GpuOptions, Tensor, TensorView, wgpu};
 
 /// The limit for forward results of f32 kernels.
 pub fn forward_limit() -> f64 {
@@ -46,28 +42,6 @@ pub fn case_count(default: usize) -> usize {
     }
 }
 
-/// A generator with a seed of its own for every test.
-pub fn rng(seed: u64) -> fastrand::Rng {
-    fastrand::Rng::with_seed(seed)
-}
-
-/// Normally distributed values (Box–Muller).
-pub fn normal(rng: &mut fastrand::Rng, count: usize) -> Vec<f32> {
-    let draw =
-        |rng: &mut fastrand::Rng| (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (std::f64::consts::TAU * rng.f64()).cos();
-    (0..count).map(|_| draw(rng) as f32).collect()
-}
-
-/// One of `choices`.
-pub fn pick<T: Copy>(rng: &mut fastrand::Rng, choices: &[T]) -> T {
-    choices[rng.usize(..choices.len())]
-}
-
-/// What the reference is fed: exactly the values the device got.
-pub fn widen(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|&value| value.into()).collect()
-}
-
 /// Fails with `label` unless `got` is as good as `limit` demands.
 pub fn judge(label: &str, tensor: &str, got: &[f32], want: &[f64], limit: f64) {
     let scale = if tensor == "lse" { Scale::Lse } else { Scale::Tensor };
@@ -80,20 +54,6 @@ pub fn judge(label: &str, tensor: &str, got: &[f32], want: &[f64], limit: f64) {
 /// The bits of values, in which NaN equals itself and 0 does not equal −0.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
-}
-
-/// Records `call` in a pass of its own and submits it.
-pub fn submit(gpu: &Gpu, call: &Call) {
-    submit_all(gpu, &[call]);
-}
-
-/// Records calls into one pass and submits it.
-pub fn submit_all(gpu: &Gpu, calls: &[&Call]) {
-    let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    let mut pass = encoder.begin_compute_pass(&Default::default());
-    calls.iter().for_each(|call| call.record(&mut pass));
-    drop(pass);
-    gpu.queue().submit([encoder.finish()]);
 }
 
 /// An input at an odd offset, with NaN on both sides: whatever is read there in error shows.

@@ -32,17 +32,18 @@ impl Place {
         Place { dtype, shape: shape.to_vec(), strides, offset }
     }
 
-    /// A random one. What is written with 16 bits gets an even offset and even strides.
-    pub fn random(rng: &mut fastrand::Rng, dtype: DType, shape: &[usize], written: bool) -> Self {
+    /// A random one. Half of them, `usual` ones all, can be read in vectors where the last dimension allows it. What is
+    /// written with 16 bits gets an even offset and even strides.
+    pub fn random(rng: &mut fastrand::Rng, dtype: DType, shape: &[usize], written: bool, usual: bool) -> Self {
+        let vectors = usual || rng.bool();
         let order = match shape.len() {
             4 => [vec![0, 1, 2, 3], vec![0, 2, 1, 3], vec![1, 0, 2, 3], vec![2, 1, 0, 3]][rng.usize(..4)].clone(),
             3 => [vec![0, 1, 2], vec![0, 2, 1], vec![1, 0, 2]][if dtype == DType::F32 { rng.usize(..3) } else { 0 }]
                 .clone(),
             _ => (0..shape.len()).collect(),
         };
-        // Half of them can be read in vectors, where the last dimension allows it.
         let (offset, gap) =
-            if rng.bool() { (4 * rng.usize(..40), 4 * rng.usize(..2)) } else { (rng.usize(..160), rng.usize(..4)) };
+            if vectors { (4 * rng.usize(..40), 4 * rng.usize(..2)) } else { (rng.usize(..160), rng.usize(..4)) };
         let even = |x: usize| if written && dtype != DType::F32 { x / 2 * 2 } else { x };
         Self::ordered(dtype, shape, &order, even(offset), even(gap))
     }
