@@ -218,6 +218,9 @@ pub struct Call {
 
 impl Call {
     /// Records the call's dispatches into a compute pass, as often as you like. It runs when the pass is submitted.
+    ///
+    /// wgpu tells no one which device a pass belongs to: one of another device, or of an encoder that is finished, is a
+    /// validation error that wgpu reports to that device, at the latest when the encoder is finished.
     pub fn record(&self, pass: &mut wgpu::ComputePass<'_>) {
         for step in &self.steps {
             pass.push_debug_group(step.name);

@@ -172,9 +172,10 @@ fn out_of_memory() {
     let gpu = Gpu::from_wgpu(device, queue).unwrap();
     let expected = expected(plain_gpu());
     let largest = gpu.limits().max_storage_buffer_binding_size.min(gpu.limits().max_buffer_size) / 4;
-    // Nothing is written there: memory that is not refused is not used, either.
+    // Nothing is written there, but drivers without budgets may use it all the same.
+    let most = if matches!(shared.backend, wgpu::Backend::Vulkan | wgpu::Backend::Dx12) { 64 } else { 1 };
     let mut held = Vec::new();
-    let error = (0..64).find_map(|_| gpu.zeros(&[largest as usize]).map(|tensor| held.push(tensor)).err());
+    let error = (0..most).find_map(|_| gpu.zeros(&[largest as usize]).map(|tensor| held.push(tensor)).err());
     println!("{} allocations of {largest} elements, then {error:?}", held.len());
     if let Some(error) = error {
         is_gpu_error(Err::<(), _>(error), "allocating memory");

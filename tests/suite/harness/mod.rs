@@ -1,9 +1,11 @@
 //! Runs operators on plain slices, with traps around everything they touch, and judges what comes out.
 
+mod arithmetic;
 mod attention;
 mod efla;
 
 pub use crate::random::{EDGES, Place, Placed, normal, pick, rng, submit, submit_all, widen};
+pub use arithmetic::arithmetic;
 pub use attention::{AttentionCase, AttentionOutput};
 pub use efla::{EflaCase, EflaOutput, FORMS};
 
