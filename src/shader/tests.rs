@@ -110,7 +110,9 @@ fn declarations_match_the_host() {
     for variant in variants() {
         check(&variant);
         checked += 1;
-        if let Some(file) = &mut file {
+        // Browsers have no barrier of a subgroup: what needs one never runs there.
+        let lanes = variant.constants.iter().any(|(name, _)| *name == "LANES");
+        if let Some(file) = file.as_mut().filter(|_| !lanes) {
             let Variant { kernel, constants, writable_inputs, formats } = &variant;
             let constants: String = constants.iter().map(|(name, value)| format!(" {name}={value}")).collect();
             let stored = kernel.bindings.iter().position(Binding::is_stored).map(|index| formats[index]);
