@@ -132,9 +132,7 @@ impl Gpu {
         Self::build(device, queue, options)
     }
 
-    /// Runs on the host's own device and queue. Neither its error handler nor its device-lost callback is touched. No
-    /// optional feature is needed; on software adapters `SUBGROUP` and `SUBGROUP_BARRIER` make attention and EFLA many times
-    /// faster.
+    /// Runs on the host's own device and queue. Neither its error handler nor its device-lost callback is touched.
     ///
     /// Default limits and no features suffice. What a device may be requested with besides: larger
     /// `max_storage_buffer_binding_size` and `max_buffer_size` for tensors over 128 MiB; 32 KiB of
