@@ -24,10 +24,24 @@ impl Piece {
 
     /// Takes it apart so that the workspace of every piece can be bound, which `bytes` lays out or refuses; the pieces, and
     /// the bytes that suffice for each.
-    pub fn plan(&self, bytes: impl Fn(&Piece) -> Result<u64>) -> Result<(Vec<Piece>, u64)> {
+    fn plan(&self, bytes: impl Fn(&Piece) -> Result<u64>) -> Result<(Vec<Piece>, u64)> {
         let pieces = self.split(&|piece| bytes(piece).map(drop))?;
         let most = pieces.iter().try_fold(0, |most, piece| Ok(bytes(piece)?.max(most)))?;
         Ok((pieces, most))
+    }
+
+    /// As [`Piece::plan`], with room for the kernels of one subgroup a workgroup if they are `wanted`, and without where
+    /// their larger workspace fits no binding, even of a single head; whether there is room comes first.
+    pub fn plan_lanes(
+        &self,
+        wanted: bool,
+        bytes: impl Fn(&Piece, bool) -> Result<u64>,
+    ) -> Result<(bool, Vec<Piece>, u64)> {
+        let plan = |lanes| {
+            let (pieces, most) = self.plan(|piece| bytes(piece, lanes))?;
+            Ok((lanes, pieces, most))
+        };
+        if wanted { plan(true).or_else(|_: Error| plan(false)) } else { plan(false) }
     }
 
     /// The fewest halves of halves of it that fit; an [`Error::Limit`] of a single head is the caller's.

@@ -341,15 +341,10 @@ pub struct AttentionBackwardPlan {
 impl AttentionBackwardPlan {
     pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
-        let plan = |lanes| {
-            let plan = Piece::whole(shape.batch, shape.kv_heads).plan(|piece| {
+        let (lanes, pieces, workspace_bytes) = Piece::whole(shape.batch, shape.kv_heads)
+            .plan_lanes(attention.gpu().lanes(), |piece, lanes| {
                 Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece), lanes)?.workspace.bytes())
-            });
-            plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
-        };
-        // The workspace of kernels of one subgroup a workgroup may be too large for a binding.
-        let lanes = attention.gpu().lanes();
-        let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
+            })?;
         let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
         Ok(AttentionBackwardPlan { attention, shape, lengths, lanes, pieces, workspace_bytes })
     }

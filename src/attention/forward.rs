@@ -142,15 +142,12 @@ impl AttentionPlan {
         let block_q = Blocks::forward_rows(shape, lengths);
         let config = attention.config();
         let splits = splits(config, shape, &Blocks::new(config, shape, lengths, block_q)?);
-        let plan = |lanes| {
-            let plan = Piece::whole(shape.batch, shape.kv_heads).plan(|piece| {
-                Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece), splits, lanes)?.workspace.bytes())
-            });
-            plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
-        };
-        // Of a few rows most of a subgroup's would not exist; and the sums may be too large for a binding.
+        // Of a few rows most of a subgroup's would not exist.
         let lanes = attention.gpu().lanes() && block_q == 4 * LANES as usize;
-        let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
+        let (lanes, pieces, workspace_bytes) =
+            Piece::whole(shape.batch, shape.kv_heads).plan_lanes(lanes, |piece, lanes| {
+                Ok(Pass::new(attention, &shape.part(piece), &lengths.part(piece), splits, lanes)?.workspace.bytes())
+            })?;
         let (attention, shape, lengths) = (attention.clone(), *shape, lengths.clone());
         Ok(AttentionPlan { attention, shape, lengths, splits, lanes, pieces, workspace_bytes })
     }

@@ -412,14 +412,10 @@ impl EflaBackwardPlan {
     pub(super) fn new(efla: &Efla, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<Self> {
         check_sizes(shape)?;
         let groups = efla.groups(shape, cu_seqlens)?;
-        let plan = |lanes| {
-            let plan = Piece::whole(shape.batch, shape.heads)
-                .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, groups, lanes)?.workspace.bytes()));
-            plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
-        };
-        // It takes more memory, perhaps more than a binding.
-        let lanes = efla.knows_lanes();
-        let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
+        let (lanes, pieces, workspace_bytes) = Piece::whole(shape.batch, shape.heads)
+            .plan_lanes(efla.knows_lanes(), |piece, lanes| {
+                Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, groups, lanes)?.workspace.bytes())
+            })?;
         let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
         Ok(EflaBackwardPlan { efla: efla.clone(), shape: *shape, cu_seqlens, groups, lanes, pieces, workspace_bytes })
     }

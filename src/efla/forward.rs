@@ -407,14 +407,10 @@ impl EflaPlan {
         check_sizes(shape)?;
         let chunked = efla.config.form == Form::Chunked;
         let groups = if chunked { efla.groups(shape, cu_seqlens)? } else { (1, 0) };
-        let plan = |lanes| {
-            let plan = Piece::whole(shape.batch, shape.heads)
-                .plan(|piece| Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, groups, lanes)?.workspace.bytes()));
-            plan.map(|(pieces, bytes)| (lanes, pieces, bytes))
-        };
-        let lanes = efla.knows_lanes() && chunked;
-        // It takes more memory, perhaps more than a binding.
-        let (lanes, pieces, workspace_bytes) = if lanes { plan(true).or_else(|_| plan(false)) } else { plan(false) }?;
+        let (lanes, pieces, workspace_bytes) = Piece::whole(shape.batch, shape.heads)
+            .plan_lanes(efla.knows_lanes() && chunked, |piece, lanes| {
+                Ok(Pass::new(efla, &shape.part(piece), cu_seqlens, groups, lanes)?.workspace.bytes())
+            })?;
         let cu_seqlens = cu_seqlens.map(<[usize]>::to_vec);
         Ok(EflaPlan {
             efla: efla.clone(),
