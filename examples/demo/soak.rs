@@ -1,10 +1,11 @@
 //! `soak`: random configurations for a while, each compared with float64, and what they leave in memory.
 
+use crate::bench::allocated;
 use crate::cli::SoakArgs;
 use crate::random::{Case, Judged};
 use crate::table::Table;
 use crate::{Outcome, print};
-use continuous_attention::{AdapterChoice, Gpu, GpuOptions, wgpu};
+use continuous_attention::{AdapterChoice, Gpu, GpuOptions};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant, SystemTime};
@@ -160,9 +161,7 @@ struct Memory {
 
 impl Memory {
     fn of(gpu: &Gpu) -> Self {
-        // What is freed is freed once the device is idle.
-        let _ = gpu.device().poll(wgpu::PollType::wait_indefinitely());
-        let device = gpu.device().generate_allocator_report().map(|report| report.total_allocated_bytes);
+        let device = allocated(gpu);
         // Linux: the second number counts resident pages of 4 KiB.
         let resident = std::fs::read_to_string("/proc/self/statm").ok();
         let resident = resident.and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok()).map(|pages| pages * 4096);

@@ -16,6 +16,7 @@ use results::Results;
 use roof::{Limit, Roof};
 use rows::{Row, Sizes};
 use std::time::{Duration, Instant};
+pub use work::allocated;
 use work::{Spec, Work, shrink};
 
 /// What all of it may take, compiling included.
