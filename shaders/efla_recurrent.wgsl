@@ -4,8 +4,8 @@
 //
 // where g = e^{log_decay}, with DECAY.
 //
-// A dispatch does TOKENS tokens of every sequence and leaves the state for the next one in final_state: llvmpipe ends
-// loops, without a word, once an invocation has been through 65,535 iterations of them all.
+// A dispatch does params.steps tokens of every sequence and leaves the state for the next one in final_state (efla_state.wgsl
+// says why).
 // A workgroup has STATE_COLUMNS columns of S in registers, PARTS invocations a column, D_k / PARTS rows each.
 
 const PARTS: u32 = 4u;
@@ -59,8 +59,8 @@ fn main(
     let k_base = params.k.x + place.batch * params.k.y + place.head * params.k.z;
     let v_base = params.v.x + place.batch * params.v.y + place.value_head * params.v.z + column;
     let out_base = params.out.x + place.batch * params.out.y + place.value_head * params.out.z;
-    let end = min(params.first_token + TOKENS, place.tokens);
-    for (var token = params.first_token; token < end; token++) {
+    let end = min(params.first_step + params.steps, place.tokens);
+    for (var token = params.first_step; token < end; token++) {
         let gate = load_gate(place, token);
         if DECAY == 1u {
             let decay = load_decay(place, token);

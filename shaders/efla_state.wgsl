@@ -30,6 +30,10 @@
 // With LEVEL = SUMS a workgroup scans a group from zeros, for columns of B, or from columns of the unit matrix without u
 // and states, for columns of M; B and M go behind the states, [scans, groups, D_k, D_v + D_k]. efla_groups then puts the
 // state before each group where B stood, and with LEVEL = STARTS the groups are scanned from there.
+//
+// A dispatch does params.steps chunks of every scan or group, from params.first_step on. Where chunks are left a workgroup's
+// state goes to memory, from which the next dispatch has it: no dispatch becomes longer than desktops allow, and no loop
+// has more rounds than llvmpipe goes through.
 
 const REVERSE: u32 = 1u;
 const REPLAY: u32 = 2u;
@@ -107,10 +111,27 @@ fn main(
         + place.value_head * params.initial_state.z;
     let final_base = params.final_state.x + place.sequence * params.final_state.y
         + place.value_head * params.final_state.z;
+
+    let chunks = (place.tokens + CHUNK - 1u) / CHUNK;
+    var group_end = chunks;
+    var first = params.first_step;
+    if LEVEL != 0u {
+        group_end = min((group + 1u) * params.group_chunks, chunks);
+        first += group * params.group_chunks;
+    }
+    if params.first_step > 0u && first >= group_end {
+        // It has ended in an earlier dispatch.
+        return;
+    }
+    let end = min(first + params.steps, group_end);
+    let stopped = params.stopped + index * params.key_dim * STATE_COLUMNS + 4u * x;
+
     for (var d = y; d < KEY_STAGES * COLUMNS; d += THREADS / WIDTH) {
         var row = vec4(0.0);
         for (var c = 0u; c < columns && d < params.key_dim; c++) {
-            if LEVEL == SUMS {
+            if params.first_step > 0u {
+                row[c] = states[stopped + d * STATE_COLUMNS + c];
+            } else if LEVEL == SUMS {
                 row[c] = select(0.0, 1.0, of_map && d == column + c);
             } else if LEVEL == STARTS {
                 row[c] = states[group_row(scan, group, d) + column + c];
@@ -123,13 +144,6 @@ fn main(
         state[d * WIDTH + x] = row;
     }
 
-    let chunks = (place.tokens + CHUNK - 1u) / CHUNK;
-    var first = 0u;
-    var end = chunks;
-    if LEVEL != 0u {
-        first = min(group * params.group_chunks, chunks);
-        end = min(first + params.group_chunks, chunks);
-    }
     for (var step = first; step < end; step++) {
         let chunk = select(step, chunks - 1u - step, SCAN == REVERSE);
         let token0 = chunk * CHUNK;
@@ -246,18 +260,14 @@ fn main(
     }
 
     workgroupBarrier();
-    if LEVEL == SUMS {
-        for (var d = y; d < params.key_dim; d += THREADS / WIDTH) {
-            let row = state[d * WIDTH + x];
-            let at = group_row(scan, group, d) + select(0u, params.value_dim, of_map) + column;
-            for (var c = 0u; c < columns; c++) {
-                states[at + c] = row[c];
-            }
-        }
-    } else if params.has_final_state == 1u && group == groups - 1u {
-        for (var d = y; d < params.key_dim; d += THREADS / WIDTH) {
-            let row = state[d * WIDTH + x];
-            for (var c = 0u; c < columns; c++) {
+    for (var d = y; d < params.key_dim; d += THREADS / WIDTH) {
+        let row = state[d * WIDTH + x];
+        for (var c = 0u; c < columns; c++) {
+            if end < group_end {
+                states[stopped + d * STATE_COLUMNS + c] = row[c];
+            } else if LEVEL == SUMS {
+                states[group_row(scan, group, d) + select(0u, params.value_dim, of_map) + column + c] = row[c];
+            } else if params.has_final_state == 1u && group == groups - 1u {
                 final_state[final_base + d * params.final_state.w + column + c] = row[c];
             }
         }

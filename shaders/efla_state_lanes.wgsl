@@ -63,7 +63,14 @@ fn main(
 
     let initial = params.initial_state.x + scan.sequence * params.initial_state.y + scan.value_head * params.initial_state.z;
     let final_base = params.final_state.x + scan.sequence * params.final_state.y + scan.value_head * params.final_state.z;
-    for (var d = lane; d < params.key_dim; d += LANES) {
+    let chunks = (scan.tokens + CHUNK - 1u) / CHUNK;
+    if params.first_step > 0u && params.first_step >= chunks {
+        // It has ended in an earlier dispatch.
+        return;
+    }
+    let end = min(params.first_step + params.steps, chunks);
+    // In later dispatches the running state is there.
+    for (var d = select(params.key_dim, lane, params.first_step == 0u); d < params.key_dim; d += LANES) {
         for (var column = column0; column < min(column0 + COLUMNS, params.value_dim); column += 4u) {
             var row = vec4(0.0);
 //# for c in 4
@@ -77,9 +84,8 @@ fn main(
         }
     }
 
-    let chunks = (scan.tokens + CHUNK - 1u) / CHUNK;
     var sums: Sums;
-    for (var step = 0u; step < chunks; step++) {
+    for (var step = params.first_step; step < end; step++) {
         enter(scan, scan.chunk0 + select(step, chunks - 1u - step, SCAN == REVERSE), own_lane);
         // Lanes read what others have written: the state, then the update.
         subgroupBarrier();
@@ -112,7 +118,7 @@ fn main(
     }
 
     subgroupBarrier();
-    if params.has_final_state == 1u {
+    if params.has_final_state == 1u && end == chunks {
         for (var d = lane; d < params.key_dim; d += LANES) {
             for (var column = column0; column < min(column0 + COLUMNS, params.value_dim); column += 4u) {
                 let row = states[((running0 + d) * params.value_dim + column) / 4u];

@@ -23,6 +23,7 @@ struct Inner {
     checked: bool,
     lanes: bool,
     work_budget: u64,
+    loop_rounds: u64,
     cache: Option<DiskCache>,
     pipelines: Mutex<HashMap<VariantKey, Arc<Pipeline>>>,
     #[cfg(not(target_arch = "wasm32"))]
@@ -53,8 +54,7 @@ pub struct GpuOptions {
     pub pipeline_cache: Option<PathBuf>,
     /// Floating-point operations that one dispatch may take, as estimated from its sizes: longer ones become several,
     /// since desktops reset a device that is busy with one for some seconds. By default 2⁴⁰ on a discrete GPU, 2³⁸
-    /// (half a second at 500 GFLOP/s) on others, no bound on software adapters. A single scan of EFLA over one state
-    /// stays whole.
+    /// (half a second at 500 GFLOP/s) on others, no bound on software adapters.
     pub work_budget: Option<u64>,
 }
 
@@ -183,6 +183,8 @@ impl Gpu {
             checked: options.checked,
             lanes,
             work_budget: options.work_budget.unwrap_or_else(|| work_budget(info.device_type)),
+            // With room for the loops before and behind those that are counted.
+            loop_rounds: if info.device_type == wgpu::DeviceType::Cpu { 60_000 } else { u64::MAX },
             cache,
             pipelines: Mutex::default(),
             #[cfg(not(target_arch = "wasm32"))]
@@ -270,6 +272,12 @@ impl Gpu {
     /// Floating-point operations that one dispatch may take.
     pub(crate) fn work_budget(&self) -> u64 {
         self.inner.work_budget
+    }
+
+    /// Rounds of loops that an invocation may go through in one dispatch. Mesa's llvmpipe leaves all loops, without a word,
+    /// after 65,535 of them, nested ones and those that only other invocations of the vector go through included.
+    pub(crate) fn loop_rounds(&self) -> u64 {
+        self.inner.loop_rounds
     }
 
     /// Compiles the variant whose inputs share no buffer with outputs and whose tensors are dense and f32: the usual

@@ -180,15 +180,29 @@ pub(crate) struct Load {
     pub workgroups: u64,
     /// Floating-point operations of a workgroup at most; 0 where they are too few to count.
     pub operations: u64,
+    /// Rounds of loops that an invocation goes through at most; 0 where no size makes them many.
+    pub rounds: u64,
 }
 
 impl From<u64> for Load {
     fn from(workgroups: u64) -> Self {
-        Load { workgroups, operations: 0 }
+        Load { workgroups, operations: 0, rounds: 0 }
     }
 }
 
 impl Load {
+    /// The load of so many in one dispatch.
+    pub fn times(&self, count: u64) -> Self {
+        let (operations, rounds) = (self.operations.saturating_mul(count), self.rounds.saturating_mul(count));
+        Load { workgroups: self.workgroups, operations, rounds }
+    }
+
+    /// How many such loads a workgroup may have in one dispatch: at least one.
+    pub fn times_at_once(&self, gpu: &Gpu) -> u64 {
+        let within = |limit: u64, one: u64| limit.checked_div(one).unwrap_or(u64::MAX);
+        within(gpu.work_budget(), self.operations).min(within(gpu.loop_rounds(), self.rounds)).max(1)
+    }
+
     /// Workgroups of one dispatch that keeps to the budget: at least one, and whole rows of the grid, since those that are
     /// too many in the last one would be done twice.
     fn workgroups_at_once(&self, budget: u64, limit: u64) -> u64 {
@@ -259,6 +273,11 @@ impl Call {
         let load = load.into();
         if load.workgroups == 0 {
             return Ok(());
+        }
+        if load.rounds > gpu.loop_rounds() {
+            let argument = format!("rounds of an invocation's loops in {}", kernel.name);
+            let limit_name = "what software adapters go through in one dispatch";
+            return Err(Error::Limit { argument, got: load.rounds, limit_name, limit: gpu.loop_rounds() });
         }
         debug_assert_eq!(arguments.len(), kernel.bindings.len());
         debug_assert_eq!(params.buffer.size(), kernel.params.size as u64);
@@ -504,7 +523,7 @@ mod tests {
             (1 << 20, 10, 700_000, 65_535),
             (1 << 20, 1, 300_000, 262_140),
         ] {
-            let load = Load { workgroups, operations };
+            let load = Load { workgroups, operations, rounds: 0 };
             assert_eq!(load.workgroups_at_once(budget, 65_535), at_once, "{load:?} {budget}");
             let [x, y, _] = grid(at_once, 65_535).unwrap().map(u64::from);
             assert!(x * y == at_once || at_once == workgroups, "{load:?} {budget}");

@@ -539,6 +539,7 @@ impl<'a> Pass<'a> {
         let row_load = |pair: u64| Load {
             workgroups: self.blocks.row_tasks(&self.shape),
             operations: self.blocks.row_pairs(config).saturating_mul(pair + WEIGHT),
+            rounds: 0,
         };
         let inputs = [q, k, v, d_out, Some(all.clone())];
         if !has_out {
@@ -556,6 +557,7 @@ impl<'a> Pass<'a> {
         let load = Load {
             workgroups: if any { self.blocks.node_tasks(&self.shape) } else { 0 },
             operations: self.blocks.node_pairs(config, &self.shape).saturating_mul(2 * (key + value) + WEIGHT),
+            rounds: 0,
         };
         let arguments = [&inputs[..], &[d_k, d_v, table]].concat();
         call.push(gpu, dkv, constants, &params, &arguments, load)?;
@@ -606,5 +608,6 @@ pub(crate) fn reduce(
     let params = params_buffer(gpu, REDUCE.name, &params);
     let pairs = u64::from(shape[0]) * u64::from(shape[1]) * u64::from(shape[2].div_ceil(2));
     let arguments = [Some(all.clone()), BoundRange::of_view(view, gpu.limits())];
-    call.push(gpu, &REDUCE, Vec::new(), &params, &arguments, pairs.div_ceil(64))
+    let load = Load { workgroups: pairs.div_ceil(64), operations: 0, rounds: 2 * count + 8 };
+    call.push(gpu, &REDUCE, Vec::new(), &params, &arguments, load)
 }

@@ -294,7 +294,7 @@ impl<'a> Pass<'a> {
         // A workgroup of a split has fewer nodes; only calls of few workgroups are split.
         let pair = 2 * (config.head_dim + config.value_dim) as u64 + WEIGHT;
         let operations = self.blocks.row_pairs(config).saturating_mul(pair);
-        let load = Load { workgroups: self.blocks.row_tasks(&self.shape) * splits, operations };
+        let load = Load { workgroups: self.blocks.row_tasks(&self.shape) * splits, operations, rounds: 0 };
         if lanes {
             let constants = lanes_constants(config, self.blocks.constants(), operands.intervals.is_some(), GROUPS);
             return call.push(gpu, &FORWARD_LANES, constants, &params, &arguments, load);

@@ -62,12 +62,13 @@ use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_size
 use super::forward::{
     Build, CHUNK_LANES, DECAY, GATES, GRID, GROUPS, KEY, LANES_FILE, Level, PREPARE, PREPARE_FILES, PREPARE_LANES,
     PREPARE_LANES_FILES, PRODUCT, PRODUCT_LANES, QUERY, SCORES, STATE, STATE_FILES, STATE_LANES, STATE_LANES_FILES,
-    STATE_STARTS, STATE_SUMS, STATES, Scan, TILE, UPDATES, chunk_load, gates_workgroups, scan_load, state_blocks,
+    STATE_STARTS, STATE_SUMS, STATES, Scan, TILE, UPDATES, chunk_load, gates_workgroups,
 };
+use super::scan::{Steps, state_blocks, stopped_elements};
 use super::{Efla, EflaGradients, EflaShape, Form};
 use crate::attention::backward::reduce;
 use crate::error::{Error, Result};
-use crate::kernel::{BoundRange, Call, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
+use crate::kernel::{BoundRange, Call, Load, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, File, Format, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{DType, TensorView, check_overlaps};
@@ -552,7 +553,11 @@ impl<'a> Pass<'a> {
                 sizes.elements(&[tokens, GATED_ELEMENTS]).saturating_add(passed)
             }
         };
-        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes)?;
+        // Tensors may not suit the kernels of one subgroup a workgroup, which keep their states elsewhere.
+        let kernels = kernels(efla.build(packing.is_ragged(), false, groups.0 > 1));
+        let kernels = kernels.iter().map(|(_, kernel, _)| *kernel);
+        let stopped = stopped_elements(efla.gpu(), &sizes, groups, efla.chunk(), kernels);
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes, stopped)?;
         let values = sizes.elements(&[rows, value_dim]);
         let found_offset = workspace.aligned(values);
         let y_and_found = workspace.reserve("workspace of Y and X", found_offset.saturating_add(values))?;
@@ -597,12 +602,13 @@ impl<'a> Pass<'a> {
             groups: self.groups.0 as u32,
             group_chunks: self.groups.1 as u32,
             group_states: self.scratch.group_states as u32,
+            stopped: self.scratch.stopped as u32,
             found: self.found_offset as u32,
             state_blocks: state_blocks(&self.sizes) as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing)
         };
-        let recompute_params = params_buffer(gpu, "efla backward", &params.with_state(&state, limits));
-        let params = params_buffer(gpu, "efla backward", &params.with_state(&d_state, limits));
+        let [recompute, params] = [&state, &d_state].map(|ends| params.with_state(ends, limits));
+        let [common_recompute, common] = [&recompute, &params].map(|params| params_buffer(gpu, "efla backward", params));
         let table = self.packing.upload(gpu)?;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
         let part = |part: Part| Some(part.of(workspace));
@@ -644,18 +650,25 @@ impl<'a> Pass<'a> {
             return Err(Error::Limit { argument, got: key_rows, limit_name: "2³¹", limit: 1 << 31 });
         }
         for (stage, kernel, constants) in kernels(self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1)) {
-            let load = match (kernel.name, scan_load(kernel.name, sizes, self.groups)) {
-                (_, Some(load)) => load,
-                ("efla_gates", _) => gates_workgroups(sizes).into(),
-                ("efla_backward_sum" | "efla_backward_sum_lanes", _) => key_rows.div_ceil(ROWS).into(),
-                ("efla_backward_values" | "efla_backward_values_lanes", _) => {
+            let (params, common) =
+                if stage == Stage::Recompute { (&recompute, &common_recompute) } else { (&params, &common) };
+            let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(stage, binding.name)).collect();
+            if let Some(steps) = Steps::of(kernel.name, sizes, self.groups, self.efla.chunk()) {
+                steps.push(gpu, call, (kernel, constants), params, &arguments)?;
+                continue;
+            }
+            let load = match kernel.name {
+                "efla_gates" => gates_workgroups(sizes).into(),
+                "efla_backward_sum" | "efla_backward_sum_lanes" => {
+                    let rounds = 2 * sizes.key_dim.div_ceil(32) * (self.shape.group() as u64 + 4);
+                    Load { workgroups: key_rows.div_ceil(ROWS), operations: 0, rounds }
+                }
+                "efla_backward_values" | "efla_backward_values_lanes" => {
                     (sizes.sequences * sizes.rows).div_ceil(ROWS).into()
                 }
                 _ => chunk_load(sizes, self.efla.chunk()),
             };
-            let params = if stage == Stage::Recompute { &recompute_params } else { &params };
-            let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(stage, binding.name)).collect();
-            call.push(gpu, kernel, constants, params, &arguments, load)?;
+            call.push(gpu, kernel, constants, common, &arguments, load)?;
         }
         // The parts of d_log_decay are the last 4 of a token's elements.
         let tokens = sizes.elements(&[sizes.tokens]);

@@ -59,8 +59,13 @@ params! {
         group_states: u32,
         /// Of this dispatch, where a long one was split.
         first_workgroup: u32,
-        /// Of a dispatch of efla_recurrent.
-        first_token: u32,
+        /// Chunks or tokens of a scan, those of its group, that this dispatch does.
+        first_step: u32,
+        steps: u32,
+        /// Where, behind the states, those of workgroups stand that have steps left, in elements.
+        stopped: u32,
+        unused0: u32,
+        unused1: u32,
     }
 }
 
@@ -113,6 +118,8 @@ pub(super) struct Sizes {
     /// Value heads of all sequences: more, if the one batch holds several packed ones.
     pub scans: u64,
     pub tokens: u64,
+    /// Of the longest sequence.
+    pub longest: u64,
     /// Per value head; 0 for a recurrent call.
     pub chunks: u64,
     /// Tokens of a value head, padded to whole chunks.
@@ -203,6 +210,7 @@ impl Sizes {
             sequences: of_values(shape.batch),
             scans: of_values(packing.sequences),
             tokens: shape.tokens as u64,
+            longest: packing.longest as u64,
             chunks: packing.chunks as u64,
             rows: (packing.chunks as u64).saturating_mul(chunk as u64),
             key_dim: config.key_dim as u64,
@@ -229,17 +237,21 @@ pub(super) struct Scratch {
     pub states: Part,
     /// Where the groups start among the states, in elements.
     pub group_states: u64,
+    /// Where, there too, the states of workgroups that stopped, in elements.
+    pub stopped: u64,
+    pub has_stopped: bool,
 }
 
 impl Scratch {
     /// With `lanes` the running state of every scan and the matrix of every chunk stand behind the states, then what the
-    /// groups of a scan in two levels need, if there are several.
+    /// groups of a scan in two levels need, if there are several, then `stopped` elements of workgroups that stop.
     pub fn reserve(
         layout: &mut WorkspaceLayout,
         sizes: &Sizes,
         gate_elements: u64,
         groups: u64,
         lanes: bool,
+        stopped: u64,
     ) -> Result<Self> {
         let Sizes { chunks, rows, key_dim, value_dim, scans, .. } = *sizes;
         let mut states = sizes.elements(&[chunks, key_dim, value_dim]);
@@ -252,12 +264,15 @@ impl Scratch {
             let of_group = key_dim * (value_dim + key_dim);
             states = states.saturating_add(scans.saturating_mul(groups).saturating_mul(of_group));
         }
+        let stopped_at = states;
         Ok(Scratch {
             group_states,
+            stopped: stopped_at,
+            has_stopped: stopped > 0,
             gates: layout.reserve("workspace of the gates", gate_elements)?,
             w: layout.reserve("workspace of W", sizes.elements(&[rows, key_dim]))?,
             u: layout.reserve("workspace of U", sizes.elements(&[rows, value_dim]))?,
-            states: layout.reserve("workspace of the states", states)?,
+            states: layout.reserve("workspace of the states", states.saturating_add(stopped))?,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The forward pass, chunked and recurrent: plan, bind, record.
 
 use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes};
+use super::scan::{Steps, stopped_elements};
 use super::{Efla, EflaConfig, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, LANES};
@@ -170,12 +171,10 @@ pub(crate) static RECURRENT: Kernel = Kernel {
 /// Columns that the kernels stage at a time.
 const COLUMNS: usize = 32;
 /// Value columns of one workgroup of `efla_recurrent`.
-const RECURRENT_COLUMNS: u64 = 16;
-/// Tokens of one dispatch of `efla_recurrent`: at the longest keys some 50,000 iterations of its loops.
-const RECURRENT_TOKENS: usize = 256;
+pub(super) const RECURRENT_COLUMNS: u64 = 16;
 
 /// Value columns of one workgroup of `efla_state`: as many as keep the state in 8 KiB.
-fn state_columns(key_dim: usize) -> usize {
+pub(super) fn state_columns(key_dim: usize) -> usize {
     match key_dim.div_ceil(COLUMNS) {
         0..=2 => 32,
         3..=4 => 16,
@@ -296,8 +295,7 @@ impl Build {
     /// Constants of `efla_recurrent`.
     fn recurrent(self) -> Constants {
         let stages = ("KEY_STAGES", self.key_dim.div_ceil(COLUMNS) as u32);
-        let tokens = ("TOKENS", RECURRENT_TOKENS as u32);
-        [vec![stages, tokens], Build { chunk: 1, ..self }.chunks()].concat()
+        [vec![stages], Build { chunk: 1, ..self }.chunks()].concat()
     }
 
     /// The kernels of a form in the order they run.
@@ -332,57 +330,12 @@ pub(super) fn gates_workgroups(sizes: &Sizes) -> u64 {
     sizes.sequences.saturating_mul(sizes.tokens.max(sizes.rows)).div_ceil(64)
 }
 
-/// Blocks of value columns that workgroups of `efla_state` have.
-pub(super) fn state_blocks(sizes: &Sizes) -> u64 {
-    sizes.value_dim.div_ceil(state_columns(sizes.key_dim as usize) as u64)
-}
-
-/// Below this many workgroups the chunks of a scan are scanned in groups, which get at least so many chunks.
-const FEW_WORKGROUPS: u64 = 128;
-const GROUP_CHUNKS: u64 = 8;
-
-/// Groups of a scan and chunks of each; one group if there is work enough.
-pub(super) fn groups(sizes: &Sizes, ragged: bool) -> (u64, u64) {
-    let workgroups = sizes.scans * state_blocks(sizes);
-    let groups = (FEW_WORKGROUPS / workgroups.max(1)).min(sizes.chunks / GROUP_CHUNKS);
-    if ragged || groups < 2 {
-        return (1, sizes.chunks);
-    }
-    let length = sizes.chunks.div_ceil(groups);
-    (sizes.chunks.div_ceil(length), length)
-}
-
-/// Workgroups of a kernel that scans, if it is one, each with all tokens of a sequence or group: two products of the state
-/// with a vector each.
-pub(super) fn scan_load(name: &str, sizes: &Sizes, (groups, group_chunks): (u64, u64)) -> Option<Load> {
-    let Sizes { scans, key_dim, value_dim, rows, chunks, .. } = *sizes;
-    let columns = state_columns(key_dim as usize) as u64;
-    let load = |scans: u64, blocks: u64, columns: u64, rows: u64| {
-        Some(Load { workgroups: scans * blocks, operations: (4 * key_dim * columns).saturating_mul(rows) })
-    };
-    let of_group = rows.checked_div(chunks).unwrap_or(0).saturating_mul(group_chunks);
-    match name {
-        "efla_state" | "efla_backward_state" | "efla_backward_replay" => {
-            load(scans, state_blocks(sizes), columns, rows)
-        }
-        "efla_state_lanes" | "efla_backward_state_lanes" | "efla_backward_replay_lanes" => {
-            load(scans, value_dim.div_ceil(COLUMNS as u64), COLUMNS as u64, rows)
-        }
-        "efla_groups" => load(scans, value_dim.div_ceil(8), 4, groups * key_dim),
-        "efla_state_sums" | "efla_backward_sums" => {
-            load(scans * groups, state_blocks(sizes) + key_dim.div_ceil(columns), columns, of_group)
-        }
-        "efla_state_starts" | "efla_backward_starts" => load(scans * groups, state_blocks(sizes), columns, of_group),
-        _ => None,
-    }
-}
-
 /// Workgroups with a chunk each, and what those take at most that multiply it with the state, by its own scores and by T.
 pub(super) fn chunk_load(sizes: &Sizes, chunk: usize) -> Load {
     let Sizes { key_dim, value_dim, .. } = *sizes;
     let chunk = chunk as u64;
     let operations = 4 * chunk * (key_dim * value_dim + 2 * chunk * (key_dim + value_dim));
-    Load { workgroups: sizes.sequences * sizes.chunks, operations }
+    Load { workgroups: sizes.sequences * sizes.chunks, operations, rounds: 0 }
 }
 
 /// A validated forward call of given sizes, from [`Efla::plan`] or [`Efla::plan_step`].
@@ -509,10 +462,7 @@ struct Pass<'a> {
     lanes: bool,
     workspace: WorkspaceLayout,
     scratch: Scratch,
-    /// Dispatches of `efla_recurrent`.
-    blocks: usize,
-    /// Where a final state nobody asked for and an output without tokens are bound. The former goes from dispatch to
-    /// dispatch.
+    /// Where a final state nobody asked for and an output without tokens are bound.
     spare: [Part; 2],
 }
 
@@ -530,15 +480,14 @@ impl<'a> Pass<'a> {
         let mut workspace = WorkspaceLayout::new(efla.gpu().limits());
         let gate_elements = if config.gated { 8 } else { 4 };
         let gate_elements = sizes.elements(&[sizes.tokens, gate_elements]);
-        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes)?;
-        let blocks = match config.form {
-            Form::Recurrent => packing.longest.div_ceil(RECURRENT_TOKENS).max(1),
-            Form::Chunked => 1,
-        };
-        let state = if blocks > 1 { sizes.scans.saturating_mul(sizes.key_dim * sizes.value_dim) } else { 1 };
-        let spare = [workspace.reserve("workspace of the state", state)?, workspace.reserve("workspace", 1)?];
+        // Tensors may not suit the kernels of one subgroup a workgroup, which keep their states elsewhere.
+        let kernels = efla.build(packing.is_ragged(), false, groups.0 > 1).kernels(config.form);
+        let kernels = kernels.iter().map(|(kernel, _)| *kernel);
+        let stopped = stopped_elements(efla.gpu(), &sizes, groups, efla.chunk(), kernels);
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes, stopped)?;
+        let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        Ok(Pass { efla, shape: *shape, packing, sizes, groups, lanes, workspace, scratch, blocks, spare })
+        Ok(Pass { efla, shape: *shape, packing, sizes, groups, lanes, workspace, scratch, spare })
     }
 
     fn bind(&self, call: &mut Call, tensors: &EflaTensors, workspace: &TensorView) -> Result<()> {
@@ -555,14 +504,16 @@ impl<'a> Pass<'a> {
             groups: self.groups.0 as u32,
             group_chunks: self.groups.1 as u32,
             group_states: self.scratch.group_states as u32,
+            stopped: self.scratch.stopped as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing).with_state(&state, limits)
         };
-        if self.blocks > 1 && params.has_final_state == 0 {
+        if config.form == Form::Recurrent && params.has_final_state == 0 {
+            // Where the state goes from dispatch to dispatch, if there are several; no one else needs room for states.
             let (keys, values) = (params.key_dim, params.value_dim);
             params.final_state = [0, params.value_heads * keys * values, keys * values, values];
-            params.has_final_state = 1;
+            params.has_final_state = self.scratch.has_stopped.into();
         }
-        let first = params_buffer(gpu, "efla", &params);
+        let common = params_buffer(gpu, "efla", &params);
         let table = self.packing.upload(gpu)?;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
         let part = |part: Part| Some(part.of(workspace));
@@ -574,7 +525,10 @@ impl<'a> Pass<'a> {
             "log_decay" => tensors.log_decay.as_ref().and_then(bound),
             "out" => bound(&tensors.out).or_else(|| part(self.spare[1])),
             "initial_state" => state.input().and_then(|(_, view)| bound(view)),
-            "final_state" => state.output().and_then(|(_, view)| bound(view)).or_else(|| part(self.spare[0])),
+            "final_state" => state.output().and_then(|(_, view)| bound(view)).or_else(|| match config.form {
+                Form::Chunked => part(self.spare[0]),
+                Form::Recurrent => part(self.scratch.states),
+            }),
             "gates" => part(self.scratch.gates),
             "w" => part(self.scratch.w),
             "u" => part(self.scratch.u),
@@ -589,24 +543,16 @@ impl<'a> Pass<'a> {
         for (kernel, constants) in
             self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1).kernels(config.form)
         {
-            let load = match (kernel.name, scan_load(kernel.name, sizes, self.groups)) {
-                (_, Some(load)) => load,
-                ("efla_gates", _) => gates_workgroups(sizes).into(),
-                ("efla_recurrent", _) => Load {
-                    workgroups: sizes.scans * sizes.value_dim.div_ceil(RECURRENT_COLUMNS),
-                    operations: 6 * sizes.key_dim * RECURRENT_COLUMNS * sizes.tokens.min(RECURRENT_TOKENS as u64),
-                },
+            let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
+            if let Some(steps) = Steps::of(kernel.name, sizes, self.groups, self.efla.chunk()) {
+                steps.push(gpu, call, (kernel, constants), &params, &arguments)?;
+                continue;
+            }
+            let load = match kernel.name {
+                "efla_gates" => gates_workgroups(sizes).into(),
                 _ => chunk_load(sizes, self.efla.chunk()),
             };
-            let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
-            call.push(gpu, kernel, constants.clone(), &first, &arguments, load)?;
-            let blocks = if kernel.name == RECURRENT.name { self.blocks } else { 1 };
-            for block in 1..blocks {
-                // From where the dispatch before left the state.
-                let first_token = (block * RECURRENT_TOKENS) as u32;
-                let next = params_buffer(gpu, "efla", &EflaParams { first_token, state_source: 2, ..params });
-                call.push(gpu, kernel, constants.clone(), &next, &arguments, load)?;
-            }
+            call.push(gpu, kernel, constants, &common, &arguments, load)?;
         }
         Ok(())
     }

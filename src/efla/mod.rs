@@ -33,6 +33,7 @@ mod call;
 pub(crate) mod forward;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) mod measure;
+mod scan;
 
 pub use backward::EflaBackwardPlan;
 pub use forward::EflaPlan;
@@ -468,7 +469,7 @@ impl Efla {
     fn groups(&self, shape: &EflaShape, cu_seqlens: Option<&[usize]>) -> Result<(u64, u64)> {
         let packing = call::Packing::new(shape, cu_seqlens, Some(self.chunk))?;
         let sizes = call::Sizes::new(&self.config, shape, &packing, self.chunk);
-        Ok(forward::groups(&sizes, packing.is_ragged()))
+        Ok(scan::groups(&self.gpu, &sizes, packing.is_ragged()))
     }
 
     /// Whether the kernels of one subgroup a workgroup can do it.
