@@ -32,6 +32,13 @@ fn main(
     let own_last = min(own_first + i32(OWN) - 1, i32(place.room));
     let node0 = own_first - LAG;
     let reach = row_reach(place, own_first, own_last);
+    // A step is a tile of rows of one of the heads.
+    let tiles = row_tiles(reach, BLOCK_Q);
+    let steps = tiles * params.group;
+    if has_ended(i32(params.first_step), i32(steps) - 1) {
+        return;
+    }
+    let end = min(params.first_step + params.steps, steps);
 
     let x = thread % STAGE;
     let y = thread / STAGE;
@@ -48,90 +55,110 @@ fn main(
     }
     // Of the segment that ends in node node0 + thread.
     var d_length = 0.0;
+    let left_at = params.left + (index * THREADS + thread) * (16u * (KEY_STAGES + VALUE_STAGES) + 4u);
+    if params.first_step > 0u {
+        for (var i = 0u; i < 4u * KEY_STAGES; i++) {
+            d_keys[i] = take_up(left_at + 4u * i);
+        }
+        for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
+            d_values[i] = take_up(left_at + 16u * KEY_STAGES + 4u * i);
+        }
+        d_length = workspace[left_at + 16u * (KEY_STAGES + VALUE_STAGES)];
+    }
 
-    for (var head = kv_head * params.group; head < (kv_head + 1u) * params.group; head++) {
+    for (var step = params.first_step; step < end; step++) {
+        let head = kv_head * params.group + step / max(tiles, 1u);
         let q_of_head = q_rows(place, head);
         let d_out_of_head = d_out_rows(place, head);
-        for (var first = reach.x; first <= reach.y; first += i32(BLOCK_Q)) {
-            let row0 = u32(first);
-            var own = Row(vec2(0, -1), 0.0, 0.0, false);
+        let row0 = u32(reach.x) + step % max(tiles, 1u) * BLOCK_Q;
+        var own = Row(vec2(0, -1), 0.0, 0.0, false);
+        workgroupBarrier();
+        if thread < BLOCK_Q {
+            own = load_row(Task(place, head, 0u), row0 + thread);
+            ranges[thread] = own.range;
+        }
+
+        // 1.
+        multiply(thread, row0, node0, q_of_head, k_of_head, v_of_head, d_out_of_head);
+
+        // 2. The segment into the tile's first node is another workgroup's.
+        if thread < BLOCK_Q {
+            var carry = Carry(0.0, 0.0, 0.0, 0.0, 0.0);
+            weigh_row(thread, place, own, node0, node0 + 1, lengths, &carry);
+        }
+        if lengths {
             workgroupBarrier();
-            if thread < BLOCK_Q {
-                own = load_row(Task(place, head, 0u), row0 + thread);
-                ranges[thread] = own.range;
-            }
-
-            // 1.
-            multiply(thread, row0, node0, q_of_head, k_of_head, v_of_head, d_out_of_head);
-
-            // 2. The segment into the tile's first node is another workgroup's.
-            if thread < BLOCK_Q {
-                var carry = Carry(0.0, 0.0, 0.0, 0.0, 0.0);
-                weigh_row(thread, place, own, node0, node0 + 1, lengths, &carry);
-            }
-            if lengths {
-                workgroupBarrier();
-                if thread < BLOCK_K {
-                    var sum = 0.0;
-                    for (var r = 0u; r < BLOCK_Q; r++) {
-                        sum += stage[r * PITCH + thread / 4u][thread % 4u];
-                    }
-                    d_length += sum;
-                }
-            }
-
-            // 3. Rows that have no integral, or don't see the node, are left out, not multiplied by 0.
-            for (var s = 0u; s < VALUE_STAGES; s++) {
-                workgroupBarrier();
-                for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
-                    let column = 4u * (s * STAGE + i % STAGE);
-                    stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_of_head, row0 + i / STAGE, column);
-                }
-                workgroupBarrier();
-                var tile: array<vec4<f32>, 4>;
-                for (var i = 0u; i < 4u; i++) {
-                    tile[i] = vec4(0.0);
-                }
+            if thread < BLOCK_K {
+                var sum = 0.0;
                 for (var r = 0u; r < BLOCK_Q; r++) {
-                    let d = stage[r * PITCH + x];
-                    let w = values[r * PITCH + y];
-                    let seen = (nodes >= vec4(ranges[r].x)) & (nodes <= vec4(ranges[r].y));
-                    tile[0] += select(vec4(0.0), w.x * d, seen.x);
-                    tile[1] += select(vec4(0.0), w.y * d, seen.y);
-                    tile[2] += select(vec4(0.0), w.z * d, seen.z);
-                    tile[3] += select(vec4(0.0), w.w * d, seen.w);
+                    sum += stage[r * PITCH + thread / 4u][thread % 4u];
                 }
-                for (var i = 0u; i < 4u; i++) {
-                    d_values[4u * s + i] += tile[i];
-                }
-            }
-            for (var s = 0u; s < KEY_STAGES; s++) {
-                workgroupBarrier();
-                for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
-                    let column = 4u * (s * STAGE + i % STAGE);
-                    stage[i / STAGE * PITCH + i % STAGE] = load_q(q_of_head, row0 + i / STAGE, column);
-                }
-                workgroupBarrier();
-                var tile: array<vec4<f32>, 4>;
-                for (var i = 0u; i < 4u; i++) {
-                    tile[i] = vec4(0.0);
-                }
-                for (var r = 0u; r < BLOCK_Q; r++) {
-                    let q_r = stage[r * PITCH + x];
-                    let d = scores[r * PITCH + y];
-                    // A row of one node has no segment: only its value gets something.
-                    let segment = vec4(CONTINUOUS == 0u || ranges[r].x < ranges[r].y);
-                    let seen = (nodes >= vec4(ranges[r].x)) & (nodes <= vec4(ranges[r].y)) & segment;
-                    tile[0] += select(vec4(0.0), d.x * q_r, seen.x);
-                    tile[1] += select(vec4(0.0), d.y * q_r, seen.y);
-                    tile[2] += select(vec4(0.0), d.z * q_r, seen.z);
-                    tile[3] += select(vec4(0.0), d.w * q_r, seen.w);
-                }
-                for (var i = 0u; i < 4u; i++) {
-                    d_keys[4u * s + i] += tile[i];
-                }
+                d_length += sum;
             }
         }
+
+        // 3. Rows that have no integral, or don't see the node, are left out, not multiplied by 0.
+        for (var s = 0u; s < VALUE_STAGES; s++) {
+            workgroupBarrier();
+            for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                let column = 4u * (s * STAGE + i % STAGE);
+                stage[i / STAGE * PITCH + i % STAGE] = load_d_out(d_out_of_head, row0 + i / STAGE, column);
+            }
+            workgroupBarrier();
+            var tile: array<vec4<f32>, 4>;
+            for (var i = 0u; i < 4u; i++) {
+                tile[i] = vec4(0.0);
+            }
+            for (var r = 0u; r < BLOCK_Q; r++) {
+                let d = stage[r * PITCH + x];
+                let w = values[r * PITCH + y];
+                let seen = (nodes >= vec4(ranges[r].x)) & (nodes <= vec4(ranges[r].y));
+                tile[0] += select(vec4(0.0), w.x * d, seen.x);
+                tile[1] += select(vec4(0.0), w.y * d, seen.y);
+                tile[2] += select(vec4(0.0), w.z * d, seen.z);
+                tile[3] += select(vec4(0.0), w.w * d, seen.w);
+            }
+            for (var i = 0u; i < 4u; i++) {
+                d_values[4u * s + i] += tile[i];
+            }
+        }
+        for (var s = 0u; s < KEY_STAGES; s++) {
+            workgroupBarrier();
+            for (var i = thread; i < BLOCK_Q * STAGE; i += THREADS) {
+                let column = 4u * (s * STAGE + i % STAGE);
+                stage[i / STAGE * PITCH + i % STAGE] = load_q(q_of_head, row0 + i / STAGE, column);
+            }
+            workgroupBarrier();
+            var tile: array<vec4<f32>, 4>;
+            for (var i = 0u; i < 4u; i++) {
+                tile[i] = vec4(0.0);
+            }
+            for (var r = 0u; r < BLOCK_Q; r++) {
+                let q_r = stage[r * PITCH + x];
+                let d = scores[r * PITCH + y];
+                // A row of one node has no segment: only its value gets something.
+                let segment = vec4(CONTINUOUS == 0u || ranges[r].x < ranges[r].y);
+                let seen = (nodes >= vec4(ranges[r].x)) & (nodes <= vec4(ranges[r].y)) & segment;
+                tile[0] += select(vec4(0.0), d.x * q_r, seen.x);
+                tile[1] += select(vec4(0.0), d.y * q_r, seen.y);
+                tile[2] += select(vec4(0.0), d.z * q_r, seen.z);
+                tile[3] += select(vec4(0.0), d.w * q_r, seen.w);
+            }
+            for (var i = 0u; i < 4u; i++) {
+                d_keys[4u * s + i] += tile[i];
+            }
+        }
+    }
+
+    if end < steps {
+        for (var i = 0u; i < 4u * KEY_STAGES; i++) {
+            leave(left_at + 4u * i, d_keys[i]);
+        }
+        for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
+            leave(left_at + 16u * KEY_STAGES + 4u * i, d_values[i]);
+        }
+        workspace[left_at + 16u * (KEY_STAGES + VALUE_STAGES)] = d_length;
+        return;
     }
 
     // Nodes 0 and 1 are neighbours of one invocation.

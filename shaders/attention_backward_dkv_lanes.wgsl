@@ -33,6 +33,13 @@ fn main(
     let own_last = min(own_first + i32(OWN) - 1, i32(place.room));
     let node0 = own_first - LAG;
     let reach = row_reach(place, own_first, own_last);
+    // A step is a tile of rows of one of the heads.
+    let tiles = row_tiles(reach, TILE);
+    let steps = tiles * params.group;
+    if has_ended(i32(params.first_step), i32(steps) - 1) {
+        return;
+    }
+    let end = min(params.first_step + params.steps, steps);
     let nodes = node0 + i32(4u * lane) + vec4(0, 1, 2, 3);
     let k_at = vec4(
         node_address(k_of_head, nodes.x, params.k.w),
@@ -53,87 +60,95 @@ fn main(
     let value_vectors = (params.value_dim + 3u) / 4u;
     let d_keys = params.sums / 4u + slots * key_vectors;
     let d_values = params.sums / 4u + params.node_tasks * ROWS * key_vectors + slots * value_vectors;
-    clear_sums(d_keys, params.head_dim);
-    clear_sums(d_values, params.value_dim);
     // Of the segments that end in the nodes.
     var d_length = vec4(0.0);
+    let left_at = params.left / 4u + index * LANES + lane;
+    if params.first_step > 0u {
+        d_length = workspace[left_at];
+    } else {
+        clear_sums(d_keys, params.head_dim);
+        clear_sums(d_values, params.value_dim);
+    }
     var logits: Tile;
     var d_weights: Tile;
     var seen: Mask;
 
-    for (var head = kv_head * params.group; head < (kv_head + 1u) * params.group; head++) {
+    for (var step = params.first_step; step < end; step++) {
+        let head = kv_head * params.group + step / max(tiles, 1u);
         let q_of_head = q_rows(place, head);
         let d_out_of_head = d_out_rows(place, head);
-        for (var first_row = reach.x; first_row <= reach.y; first_row += i32(TILE)) {
-            let row0 = u32(first_row);
-            var whole = true;
-            var queries: Addresses;
-            var d_outs: Addresses;
+        let row0 = u32(reach.x) + step % max(tiles, 1u) * TILE;
+        var whole = true;
+        var queries: Addresses;
+        var d_outs: Addresses;
 //# for g in GROUPS
-            let own_row$g = row0 + $g * LANES + lane;
-            let own$g = load_row(Task(place, head, 0u), own_row$g);
-            queries[$g] = q_of_head.base + min(own_row$g, place.queries - 1u) * params.q.w;
-            d_outs[$g] = d_out_of_head.base + min(own_row$g, place.queries - 1u) * params.d_out.w;
-            whole = whole && own$g.range.x <= node0 && own$g.range.y >= node0 + i32(ROWS) - 1;
+        let own_row$g = row0 + $g * LANES + lane;
+        let own$g = load_row(Task(place, head, 0u), own_row$g);
+        queries[$g] = q_of_head.base + min(own_row$g, place.queries - 1u) * params.q.w;
+        d_outs[$g] = d_out_of_head.base + min(own_row$g, place.queries - 1u) * params.d_out.w;
+        whole = whole && own$g.range.x <= node0 && own$g.range.y >= node0 + i32(ROWS) - 1;
 //# end
-            whole = subgroupAll(whole);
+        whole = subgroupAll(whole);
 
-            // 1.
-            dots(&logits, K, k_at, Q, &queries, params.head_dim);
-            dots(&d_weights, V, v_at, D_OUT, &d_outs, params.value_dim);
+        // 1.
+        dots(&logits, K, k_at, Q, &queries, params.head_dim);
+        dots(&d_weights, V, v_at, D_OUT, &d_outs, params.value_dim);
 
-            // 2. The segment into the tile's first node is another workgroup's.
-            var tile_length = vec4(0.0);
+        // 2. The segment into the tile's first node is another workgroup's.
+        var tile_length = vec4(0.0);
 //# for g in GROUPS
 //# for lane in LANES
-            {
-                let first = vec4(subgroupBroadcast(own$g.range.x, $laneu));
-                let last = vec4(subgroupBroadcast(own$g.range.y, $laneu));
-                let lse = vec4(subgroupBroadcast(own$g.lse, $laneu));
-                let a = logits[$g * LANES + $lane];
-                let g = d_weights[$g * LANES + $lane] - subgroupBroadcast(own$g.correction, $laneu);
-                if CONTINUOUS == 0u {
-                    let live = (nodes >= first) & (nodes <= last);
-                    let p = select(vec4(0.0), nan_exp(select(vec4(0.0), a - lse, live)), live);
-                    logits[$g * LANES + $lane] = select(vec4(0.0), p * g, live);
-                    d_weights[$g * LANES + $lane] = p;
-                } else {
-                    let inside = (nodes > first) & (nodes <= last) & (nodes > vec4(node0));
-                    let live = inside & (length > vec4(0.0));
-                    let p = node_weights(a, lse);
-                    let g0 = shifted_right(g, lane);
-                    let s = segment_integrals(a - shifted_right(a, lane), shifted_right(p, lane), p);
-                    let change = select(vec4(0.0), length * (s.left_square * g0 + s.mixed * g), live);
-                    let left = select(vec4(0.0), length * s.left, live);
-                    logits[$g * LANES + $lane] = shifted_left(change, lane)
-                        + select(vec4(0.0), length * (s.mixed * g0 + s.right_square * g), live);
-                    let weight = shifted_left(left, lane) + select(vec4(0.0), length * s.right, live);
-                    // A row of one node has no segment: it returned its value.
-                    d_weights[$g * LANES + $lane] = select(
-                        weight,
-                        select(vec4(0.0), vec4(1.0), nodes == first),
-                        vec4(subgroupBroadcast(u32(own$g.lone), $laneu) == 1u),
-                    );
-                    tile_length += select(vec4(0.0), s.left * g0 + s.right * g, inside);
-                }
-                seen[$g * LANES + $lane] = (nodes >= first) & (nodes <= last);
+        {
+            let first = vec4(subgroupBroadcast(own$g.range.x, $laneu));
+            let last = vec4(subgroupBroadcast(own$g.range.y, $laneu));
+            let lse = vec4(subgroupBroadcast(own$g.lse, $laneu));
+            let a = logits[$g * LANES + $lane];
+            let g = d_weights[$g * LANES + $lane] - subgroupBroadcast(own$g.correction, $laneu);
+            if CONTINUOUS == 0u {
+                let live = (nodes >= first) & (nodes <= last);
+                let p = select(vec4(0.0), nan_exp(select(vec4(0.0), a - lse, live)), live);
+                logits[$g * LANES + $lane] = select(vec4(0.0), p * g, live);
+                d_weights[$g * LANES + $lane] = p;
+            } else {
+                let inside = (nodes > first) & (nodes <= last) & (nodes > vec4(node0));
+                let live = inside & (length > vec4(0.0));
+                let p = node_weights(a, lse);
+                let g0 = shifted_right(g, lane);
+                let s = segment_integrals(a - shifted_right(a, lane), shifted_right(p, lane), p);
+                let change = select(vec4(0.0), length * (s.left_square * g0 + s.mixed * g), live);
+                let left = select(vec4(0.0), length * s.left, live);
+                logits[$g * LANES + $lane] = shifted_left(change, lane)
+                    + select(vec4(0.0), length * (s.mixed * g0 + s.right_square * g), live);
+                let weight = shifted_left(left, lane) + select(vec4(0.0), length * s.right, live);
+                // A row of one node has no segment: it returned its value.
+                d_weights[$g * LANES + $lane] = select(
+                    weight,
+                    select(vec4(0.0), vec4(1.0), nodes == first),
+                    vec4(subgroupBroadcast(u32(own$g.lone), $laneu) == 1u),
+                );
+                tile_length += select(vec4(0.0), s.left * g0 + s.right * g, inside);
             }
+            seen[$g * LANES + $lane] = (nodes >= first) & (nodes <= last);
+        }
 //# end
 //# end
-            d_length += tile_length;
+        d_length += tile_length;
 
-            // 3. Rows that have no integral, or don't see the node, are left out, not multiplied by 0.
-            apply(&d_weights, whole, &seen, D_OUT, &d_outs, params.value_dim, vec4(1.0), d_values);
+        // 3. Rows that have no integral, or don't see the node, are left out, not multiplied by 0.
+        apply(&d_weights, whole, &seen, D_OUT, &d_outs, params.value_dim, vec4(1.0), d_values);
 //# for g in GROUPS
 //# for lane in LANES
-            // A row of one node has no segment: only its value gets something.
-            seen[$g * LANES + $lane] = seen[$g * LANES + $lane] & vec4(subgroupBroadcast(u32(own$g.lone), $laneu) == 0u);
+        // A row of one node has no segment: only its value gets something.
+        seen[$g * LANES + $lane] = seen[$g * LANES + $lane] & vec4(subgroupBroadcast(u32(own$g.lone), $laneu) == 0u);
 //# end
 //# end
-            apply(&logits, whole, &seen, Q, &queries, params.head_dim, vec4(1.0), d_keys);
-        }
+        apply(&logits, whole, &seen, Q, &queries, params.head_dim, vec4(1.0), d_keys);
     }
 
+    if end < steps {
+        workspace[left_at] = d_length;
+        return;
+    }
     // Nodes 0 and 1 are neighbours of one lane; what stands before the first is never looked at.
     var before = vec2(d_keys.x, d_values.x);
 //# for r in x y z w

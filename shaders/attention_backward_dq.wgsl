@@ -25,6 +25,11 @@ fn main(
     let row0 = task.block * BLOCK_Q;
     let lowest = visible_nodes(place, row0);
     let highest = visible_nodes(place, min(row0 + BLOCK_Q, place.queries) - 1u);
+    let last = highest.y + LAG;
+    let tiles = stretch(lowest.x, last, BLOCK_K);
+    if has_ended(tiles.x, last) {
+        return;
+    }
     var own = Row(vec2(0, -1), 0.0, 0.0, false);
     if thread < BLOCK_Q {
         own = load_row(task, row0 + thread);
@@ -37,8 +42,16 @@ fn main(
     for (var i = 0u; i < 4u * KEY_STAGES; i++) {
         sums[i] = vec4(0.0);
     }
+    let left_at = params.left + (index * THREADS + thread) * (16u * KEY_STAGES + 4u);
+    if params.first_step > 0u {
+        for (var i = 0u; i < 4u * KEY_STAGES; i++) {
+            sums[i] = take_up(left_at + 4u * i);
+        }
+        let left = take_up(left_at + 16u * KEY_STAGES);
+        carry = Carry(left.x, left.y, left.z, left.w, 0.0);
+    }
 
-    for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(BLOCK_K)) {
+    for (var node0 = tiles.x; node0 <= tiles.y; node0 += i32(BLOCK_K)) {
         // 1.
         multiply(thread, row0, node0, q_of_head, k_of_head, v_of_head, d_out_of_head);
 
@@ -81,6 +94,13 @@ fn main(
         }
     }
 
+    if tiles.y < last {
+        for (var i = 0u; i < 4u * KEY_STAGES; i++) {
+            leave(left_at + 4u * i, sums[i]);
+        }
+        leave(left_at + 16u * KEY_STAGES, vec4(carry.logit, carry.p, carry.g, carry.change));
+        return;
+    }
     // `ranges`, where no tile was walked.
     workgroupBarrier();
     let base = params.d_q.x + place.batch * params.d_q.y + task.head * params.d_q.z;

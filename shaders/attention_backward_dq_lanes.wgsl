@@ -19,6 +19,11 @@ fn main(
     let row0 = task.block * ROWS;
     let lowest = visible_nodes(place, row0);
     let highest = visible_nodes(place, min(row0 + ROWS, place.queries) - 1u);
+    let last_node = highest.y + LAG;
+    let tiles = stretch(lowest.x, last_node, TILE);
+    if has_ended(tiles.x, last_node) {
+        return;
+    }
     let row = row0 + 4u * lane;
     let own = load_lane_rows(task, row);
     let first = own.ranges.first;
@@ -27,18 +32,26 @@ fn main(
     let d_out_at = row_addresses(d_out_rows(place, task.head), row, params.d_out.w);
     let vectors = (params.head_dim + 3u) / 4u;
     let sums = params.sums / 4u + (index * ROWS + 4u * lane + vec4(0u, 1u, 2u, 3u)) * vectors;
-    clear_sums(sums, params.head_dim);
 
     // Of the last node: logit, p, g, and what it has so far of d_a.
     var left = vec4(0.0);
     var p_left = vec4(0.0);
     var g_left = vec4(0.0);
     var pending = vec4(0.0);
+    let left_at = params.left / 4u + 4u * (index * LANES + lane);
+    if params.first_step > 0u {
+        left = workspace[left_at];
+        p_left = workspace[left_at + 1u];
+        g_left = workspace[left_at + 2u];
+        pending = workspace[left_at + 3u];
+    } else {
+        clear_sums(sums, params.head_dim);
+    }
     var logits: Tile;
     var d_weights: Tile;
     var seen: Mask;
 
-    for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(TILE)) {
+    for (var node0 = tiles.x; node0 <= tiles.y; node0 += i32(TILE)) {
         // 1.
         var keys = node_addresses(k_of_head, node0, lane, params.k.w);
         var values = node_addresses(v_of_head, node0, lane, params.v.w);
@@ -85,6 +98,13 @@ fn main(
         apply(&logits, whole, &seen, K, &keys, params.head_dim, vec4(1.0), sums);
     }
 
+    if tiles.y < last_node {
+        workspace[left_at] = left;
+        workspace[left_at + 1u] = p_left;
+        workspace[left_at + 2u] = g_left;
+        workspace[left_at + 3u] = pending;
+        return;
+    }
     var rest = row;
 //# for r in x y z w
     // Rows without an integral get 0, whatever the keys hold.

@@ -26,6 +26,10 @@ fn main(
     let row0 = task.block * BLOCK_Q;
     let lowest = visible_nodes(place, row0);
     let highest = visible_nodes(place, min(row0 + BLOCK_Q, place.queries) - 1u);
+    let tiles = stretch(lowest.x, highest.y, BLOCK_K);
+    if has_ended(tiles.x, highest.y) {
+        return;
+    }
     var own = Row(vec2(0, -1), 0.0, 0.0, false);
     if thread < BLOCK_Q {
         own = load_row(task, row0 + thread);
@@ -33,7 +37,12 @@ fn main(
     // Of the node before: logit, p, d_out·v.
     var left = vec3(0.0);
     var sum = vec4(0.0);
-    for (var node0 = lowest.x; node0 <= highest.y; node0 += i32(BLOCK_K)) {
+    let left_at = params.left + 8u * (index * THREADS + thread);
+    if params.first_step > 0u {
+        left = take_up(left_at).xyz;
+        sum = take_up(left_at + 4u);
+    }
+    for (var node0 = tiles.x; node0 <= tiles.y; node0 += i32(BLOCK_K)) {
         multiply(thread, row0, node0, q_of_head, k_of_head, v_of_head, d_out_of_head);
         if thread < BLOCK_Q {
             for (var c = 0u; c < STAGE; c++) {
@@ -54,7 +63,10 @@ fn main(
             }
         }
     }
-    if thread < BLOCK_Q && row0 + thread < place.queries {
+    if tiles.y < highest.y {
+        leave(left_at, vec4(left, 0.0));
+        leave(left_at + 4u, sum);
+    } else if thread < BLOCK_Q && row0 + thread < place.queries {
         let at = params.rows + 2u * flat_row(task, row0 + thread);
         workspace[at + 1u] += (sum.x + sum.y) + (sum.z + sum.w);
     }

@@ -19,6 +19,10 @@ fn main(
     let row0 = task.block * ROWS;
     let lowest = visible_nodes(place, row0);
     let highest = visible_nodes(place, min(row0 + ROWS, place.queries) - 1u);
+    let tiles = stretch(lowest.x, highest.y, TILE);
+    if has_ended(tiles.x, highest.y) {
+        return;
+    }
     let row = row0 + 4u * lane;
     let own = load_lane_rows(task, row);
     let q_at = row_addresses(q_rows(place, task.head), row, params.q.w);
@@ -29,9 +33,16 @@ fn main(
     var p_left = vec4(0.0);
     var d_left = vec4(0.0);
     var sum = vec4(0.0);
+    let left_at = params.left / 4u + 4u * (index * LANES + lane);
+    if params.first_step > 0u {
+        left = workspace[left_at];
+        p_left = workspace[left_at + 1u];
+        d_left = workspace[left_at + 2u];
+        sum = workspace[left_at + 3u];
+    }
     var logits: Tile;
     var d_weights: Tile;
-    for (var node0 = lowest.x; node0 <= highest.y; node0 += i32(TILE)) {
+    for (var node0 = tiles.x; node0 <= tiles.y; node0 += i32(TILE)) {
         var keys = node_addresses(k_of_head, node0, lane, params.k.w);
         var values = node_addresses(v_of_head, node0, lane, params.v.w);
         dots(&logits, Q, q_at, K, &keys, params.head_dim);
@@ -66,6 +77,13 @@ fn main(
         sum += tile_sum;
     }
 
+    if tiles.y < highest.y {
+        workspace[left_at] = left;
+        workspace[left_at + 1u] = p_left;
+        workspace[left_at + 2u] = d_left;
+        workspace[left_at + 3u] = sum;
+        return;
+    }
     var rest = row;
 //# for r in x y z w
     if rest < place.queries {

@@ -75,6 +75,12 @@ fn main(
     let lowest = split_nodes(place, row0, split);
     let highest = split_nodes(place, min(row0 + BLOCK_Q, place.queries) - 1u, split);
 
+    let last = highest.y + LAG;
+    let tiles = stretch(lowest.x, last, BLOCK_K);
+    if has_ended(tiles.x, last) {
+        return;
+    }
+
     // Of the row that this invocation weighs (the first BLOCK_Q invocations have one).
     let own = split_nodes(place, row0 + thread, split);
     var row_max = 0.0;
@@ -94,8 +100,20 @@ fn main(
     for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
         sums[i] = vec4(0.0);
     }
+    let left_at = params.left + (index * THREADS + thread) * (16u * VALUE_STAGES + 8u);
+    if params.first_step > 0u {
+        for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
+            sums[i] = take_up(left_at + 4u * i);
+        }
+        let of_row = take_up(left_at + 16u * VALUE_STAGES);
+        row_max = of_row.x;
+        row_sum = of_row.y;
+        carried_logit = of_row.z;
+        carried_weight = of_row.w;
+        row_active = u32(workspace[left_at + 16u * VALUE_STAGES + 4u]);
+    }
 
-    for (var node0 = lowest.x; node0 - LAG <= highest.y; node0 += i32(BLOCK_K)) {
+    for (var node0 = tiles.x; node0 <= tiles.y; node0 += i32(BLOCK_K)) {
         // 1. Logits.
         var logits0 = vec4(0.0);
         var logits1 = vec4(0.0);
@@ -247,6 +265,15 @@ fn main(
         workgroupBarrier();
     }
 
+    if tiles.y < last {
+        for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
+            leave(left_at + 4u * i, sums[i]);
+        }
+        leave(left_at + 16u * VALUE_STAGES, vec4(row_max, row_sum, carried_logit, carried_weight));
+        // Of the number only matters whether it is 0.
+        workspace[left_at + 16u * VALUE_STAGES + 4u] = f32(min(row_active, 1u));
+        return;
+    }
     if thread < BLOCK_Q {
         row_factor[thread] = select(0.0, row_sum, row_active > 0u);
         let row = row0 + thread;

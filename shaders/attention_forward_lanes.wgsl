@@ -98,28 +98,41 @@ fn main(
     // Both ends never decrease with the row.
     let lowest = visible_nodes(place, row0);
     let highest = visible_nodes(place, min(row0 + ROWS, place.queries) - 1u);
+    // Tiles begin behind the first node, whose logit is carried into them, and end with the weight of the last one still
+    // pending: as many as without segments.
+    let tiles = stretch(lowest.x + LAG, highest.y, TILE);
+    if has_ended(tiles.x, highest.y) {
+        return;
+    }
     let row = row0 + 4u * lane;
     let own = row_ranges(place, row);
     let rows = row_addresses(q_of_head, row, params.q.w);
     let vectors = (params.value_dim + 3u) / 4u;
     let sums = params.sums / 4u + (index * ROWS + 4u * lane + vec4(0u, 1u, 2u, 3u)) * vectors;
-    clear_sums(sums, params.value_dim);
 
     var row_max = vec4(0.0);
     var row_sum = vec4(0.0);
     var row_active = vec4(false);
-    // Tiles begin behind the first node, whose logit is carried into them, and end with the weight of the last one still
-    // pending: as many as without segments.
     var carried_logit = vec4(0.0);
-    if CONTINUOUS == 1u {
-        carried_logit = logits_of(rows, node_address(k_of_head, lowest.x, params.k.w));
-    }
     var carried_weight = vec4(0.0);
+    let left_at = params.left / 4u + 5u * (index * LANES + lane);
+    if params.first_step > 0u {
+        row_max = workspace[left_at];
+        row_sum = workspace[left_at + 1u];
+        row_active = workspace[left_at + 2u] > vec4(0.0);
+        carried_logit = workspace[left_at + 3u];
+        carried_weight = workspace[left_at + 4u];
+    } else {
+        clear_sums(sums, params.value_dim);
+        if CONTINUOUS == 1u {
+            carried_logit = logits_of(rows, node_address(k_of_head, lowest.x, params.k.w));
+        }
+    }
     var end = lowest.x;
     var tile: Tile;
     var seen: Mask;
 
-    for (var node0 = lowest.x + LAG; node0 <= highest.y; node0 += i32(TILE)) {
+    for (var node0 = tiles.x; node0 <= tiles.y; node0 += i32(TILE)) {
         // 1. Logits.
         var keys = token_addresses(k_of_head, node0, lane, params.k.w);
         dots(&tile, Q, rows, K, &keys, params.head_dim);
@@ -207,6 +220,14 @@ fn main(
         apply(&tile, whole, &seen, V, &values, params.value_dim, factor, sums);
     }
 
+    if tiles.y < highest.y {
+        workspace[left_at] = row_max;
+        workspace[left_at + 1u] = row_sum;
+        workspace[left_at + 2u] = select(vec4(0.0), vec4(1.0), row_active);
+        workspace[left_at + 3u] = carried_logit;
+        workspace[left_at + 4u] = carried_weight;
+        return;
+    }
     row_sum += carried_weight;
     let last_value = node_address(v_of_head, end, params.v.w);
     var rest = row;

@@ -124,13 +124,13 @@ fn main(
         return;
     }
     let end = min(first + params.steps, group_end);
-    let stopped = params.stopped + index * params.key_dim * STATE_COLUMNS + 4u * x;
+    let left_at = params.left + index * params.key_dim * STATE_COLUMNS + 4u * x;
 
     for (var d = y; d < KEY_STAGES * COLUMNS; d += THREADS / WIDTH) {
         var row = vec4(0.0);
         for (var c = 0u; c < columns && d < params.key_dim; c++) {
             if params.first_step > 0u {
-                row[c] = states[stopped + d * STATE_COLUMNS + c];
+                row[c] = states[left_at + d * STATE_COLUMNS + c];
             } else if LEVEL == SUMS {
                 row[c] = select(0.0, 1.0, of_map && d == column + c);
             } else if LEVEL == STARTS {
@@ -264,7 +264,7 @@ fn main(
         let row = state[d * WIDTH + x];
         for (var c = 0u; c < columns; c++) {
             if end < group_end {
-                states[stopped + d * STATE_COLUMNS + c] = row[c];
+                states[left_at + d * STATE_COLUMNS + c] = row[c];
             } else if LEVEL == SUMS {
                 states[group_row(scan, group, d) + select(0u, params.value_dim, of_map) + column + c] = row[c];
             } else if params.has_final_state == 1u && group == groups - 1u {

@@ -191,18 +191,6 @@ impl From<u64> for Load {
 }
 
 impl Load {
-    /// The load of so many in one dispatch.
-    pub fn times(&self, count: u64) -> Self {
-        let (operations, rounds) = (self.operations.saturating_mul(count), self.rounds.saturating_mul(count));
-        Load { workgroups: self.workgroups, operations, rounds }
-    }
-
-    /// How many such loads a workgroup may have in one dispatch: at least one.
-    pub fn times_at_once(&self, gpu: &Gpu) -> u64 {
-        let within = |limit: u64, one: u64| limit.checked_div(one).unwrap_or(u64::MAX);
-        within(gpu.work_budget(), self.operations).min(within(gpu.loop_rounds(), self.rounds)).max(1)
-    }
-
     /// Workgroups of one dispatch that keeps to the budget: at least one, and whole rows of the grid, since those that are
     /// too many in the last one would be done twice.
     fn workgroups_at_once(&self, budget: u64, limit: u64) -> u64 {
@@ -212,6 +200,33 @@ impl Load {
             _ if fitting > limit => fitting - fitting % limit,
             _ => fitting,
         }
+    }
+}
+
+/// A kernel whose workgroups go from step to step (a tile, a chunk, a token) and can stop behind any: the next dispatch goes on
+/// with what they left in the workspace. So no dispatch becomes longer than the budget, and no loop has more rounds than
+/// llvmpipe goes through.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Steps {
+    /// Of one step.
+    pub load: Load,
+    /// Steps of the workgroup that has most.
+    pub count: u64,
+    /// Elements that a workgroup leaves.
+    pub left: u64,
+}
+
+impl Steps {
+    /// How many steps a dispatch does.
+    fn at_once(&self, gpu: &Gpu) -> u64 {
+        let within = |limit: u64, one: u64| limit.checked_div(one).unwrap_or(u64::MAX);
+        let fitting = within(gpu.work_budget(), self.load.operations).min(within(gpu.loop_rounds(), self.load.rounds));
+        fitting.min(self.count).max(1)
+    }
+
+    /// Elements of the workspace for what all workgroups leave; none if one dispatch does it all.
+    pub fn elements(&self, gpu: &Gpu) -> u64 {
+        if self.at_once(gpu) < self.count { self.load.workgroups.saturating_mul(self.left) } else { 0 }
     }
 }
 
@@ -257,6 +272,28 @@ impl Call {
     /// [`GpuOptions::work_budget`]: crate::GpuOptions::work_budget
     pub fn dispatches(&self) -> usize {
         self.steps.len()
+    }
+
+    /// Adds the dispatches of a kernel that goes by steps, at least one; `params` are those of a first step and a number of
+    /// them.
+    pub(crate) fn push_steps(
+        &mut self,
+        gpu: &Gpu,
+        (kernel, constants): (&'static Kernel, Constants),
+        params: impl Fn(u32, u32) -> Params,
+        arguments: &[Option<BoundRange>],
+        steps: &Steps,
+    ) -> Result<()> {
+        let at_once = steps.at_once(gpu);
+        for dispatch in 0..steps.count.div_ceil(at_once).max(1) {
+            let first = dispatch * at_once;
+            let count = at_once.min(steps.count - first);
+            let Load { workgroups, operations, rounds } = steps.load;
+            let load =
+                Load { workgroups, operations: operations.saturating_mul(count), rounds: rounds.saturating_mul(count) };
+            self.push(gpu, kernel, constants.clone(), &params(first as u32, count as u32), arguments, load)?;
+        }
+        Ok(())
     }
 
     /// Adds a dispatch of so many workgroups, none if that is 0, or several that keep to the work budget. `arguments`

@@ -65,6 +65,18 @@ fn visible_nodes(place: Place, row: u32) -> vec2<i32> {
     return vec2(max(params.first_node, last - params.window), last);
 }
 
+// Of tiles from node `first` to `last` those of this dispatch: where the first begins, and the last node. A dispatch does
+// params.steps of them, from params.first_step on; what a workgroup that has tiles to come leaves stands at params.left.
+fn stretch(first: i32, last: i32, tile: u32) -> vec2<i32> {
+    let start = first + i32(params.first_step * tile);
+    return vec2(start, min(last, start + i32(params.steps * tile) - 1));
+}
+
+// Whether a workgroup did all tiles in earlier dispatches.
+fn has_ended(start: i32, last: i32) -> bool {
+    return params.first_step > 0u && start > last;
+}
+
 // What was packed into the workspace; the kernels define `packed`, since they declare the workspace differently.
 fn packed4(at: vec4<u32>) -> vec4<f32> {
     return vec4(packed(at.x), packed(at.y), packed(at.z), packed(at.w));

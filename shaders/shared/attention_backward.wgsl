@@ -113,3 +113,8 @@ fn row_reach(place: Place, first: i32, last: i32) -> vec2<i32> {
     let alignment = i32(place.keys) - rows;
     return vec2(max(0, first - 1 - alignment), min(rows - 1, last - 1 - alignment + params.window));
 }
+
+// How many tiles of rows those are.
+fn row_tiles(reach: vec2<i32>, tile: u32) -> u32 {
+    return (u32(max(reach.y - reach.x + 1, 0)) + tile - 1u) / tile;
+}

@@ -25,3 +25,14 @@ fn seen_sum(
     return select(zero, w.x * v0, seen.x) + select(zero, w.y * v1, seen.y)
         + select(zero, w.z * v2, seen.z) + select(zero, w.w * v3, seen.w);
 }
+
+// What an invocation leaves for the next dispatch.
+fn leave(at: u32, value: vec4<f32>) {
+    for (var c = 0u; c < 4u; c++) {
+        workspace[at + c] = value[c];
+    }
+}
+
+fn take_up(at: u32) -> vec4<f32> {
+    return vec4(workspace[at], workspace[at + 1u], workspace[at + 2u], workspace[at + 3u]);
+}

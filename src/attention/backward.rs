@@ -1,14 +1,14 @@
 //! The backward pass: plan, bind, record.
 
-use super::forward::{WEIGHT, lanes_constants};
+use super::forward::lanes_constants;
 use super::operands::{
-    AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, check_sizes, is_shared, packed_elements, sink_part,
+    AttentionParams, BLOCK_K, BLOCK_Q, Blocks, Operands, Tiles, check_sizes, is_shared, packed_elements, sink_part,
     three_dimensions,
 };
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, Load, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
+use crate::gpu::{Gpu, LANES};
+use crate::kernel::{BoundRange, Call, Load, Part, Steps, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, File, Kernel, input, output, params, wgsl, workspace};
 use crate::tensor::{DType, TensorView, check_overlaps};
@@ -187,6 +187,32 @@ pub(crate) fn constants(config: &AttentionConfig, ragged: (&'static str, u32)) -
         ("KEY_STAGES", config.head_dim.div_ceil(BLOCK_K) as u32),
         ("VALUE_STAGES", config.value_dim.div_ceil(BLOCK_K) as u32),
     ]
+}
+
+/// The steps of the kernels that walk tiles: `attention_backward_outputs`, `_dq`, `_dkv`, or their twins for one subgroup a
+/// workgroup.
+fn steps(config: &AttentionConfig, shape: &AttentionShape, blocks: &Blocks, lanes: bool) -> [Steps; 3] {
+    let [key, value] = [config.head_dim, config.value_dim];
+    let stages = [key, value].map(|dim| dim.div_ceil(BLOCK_K));
+    let (tile, rounds) = match lanes {
+        true => (GROUPS * LANES, (key + value) / 2 + 16),
+        false => (BLOCK_K as u32, 130 * (stages[0] + stages[1]) + 100),
+    };
+    let pairs = (BLOCK_Q as u32 * tile).into();
+    let rows = |products, left| {
+        let count = blocks.node_tiles(config, blocks.longest as u64 + 1, tile.into());
+        Tiles { workgroups: blocks.row_tasks(shape), count, pairs, products, rounds, left }
+    };
+    let nodes = |products, left| {
+        let count = blocks.row_tiles(config, shape);
+        Tiles { workgroups: blocks.node_tasks(shape), count, pairs, products, rounds, left }
+    };
+    // Of every invocation.
+    let [outputs, dq, dkv] = match lanes {
+        true => [16, 16, 4].map(|left| left * LANES as usize),
+        false => [8, 16 * stages[0] + 4, 16 * (stages[0] + stages[1]) + 4].map(|left| left * BLOCK_Q * BLOCK_K / 16),
+    };
+    [rows(key + value, outputs), rows(2 * key + value, dq), nodes(2 * (key + value), dkv)].map(|tiles| tiles.steps())
 }
 
 /// The tensors of a backward call: those of the forward call, what it returned, the gradients of that, and where the
@@ -448,6 +474,8 @@ struct Pass<'a> {
     d_intervals: u64,
     /// Where the sums of the kernels of one subgroup a workgroup start.
     sums: u64,
+    /// Where stands what workgroups leave for a next dispatch.
+    left: u64,
     /// Where d_k and d_v are bound when there is no token.
     spare: [Part; 2],
 }
@@ -477,11 +505,31 @@ impl<'a> Pass<'a> {
             let nodes = blocks.node_tasks(shape).saturating_mul(key + value);
             elements = sums.saturating_add(rows.max(nodes).saturating_mul(BLOCK_Q as u64));
         }
+        let left = workspace.aligned(elements);
+        // Tensors may not suit the kernels of one subgroup a workgroup.
+        for lanes in if lanes { &[false, true][..] } else { &[false] } {
+            for steps in steps(config, shape, &blocks, *lanes) {
+                elements = elements.max(left.saturating_add(steps.elements(attention.gpu())));
+            }
+        }
         let all = workspace.reserve("workspace of the gradients", elements)?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
-        let shape = *shape;
-        Ok(Pass { attention, shape, blocks, lanes, workspace, all, rows, d_sink_k, d_sink_v, d_intervals, sums, spare })
+        Ok(Pass {
+            attention,
+            shape: *shape,
+            blocks,
+            lanes,
+            workspace,
+            all,
+            rows,
+            d_sink_k,
+            d_sink_v,
+            d_intervals,
+            sums,
+            left,
+            spare,
+        })
     }
 
     fn bind(
@@ -517,16 +565,19 @@ impl<'a> Pass<'a> {
             d_sink_v_partial: self.d_sink_v as u32,
             d_intervals_partial: self.d_intervals as u32,
             sums: self.sums as u32,
+            left: self.left as u32,
             ..operands.params(config, &self.shape, &self.blocks, limits, packed)
         };
         let row_count = batch as u64 * heads as u64 * queries as u64;
-        let params = params_buffer(gpu, "attention_backward", &params);
+        let of_steps = |first_step, steps| {
+            params_buffer(gpu, "attention_backward", &AttentionParams { first_step, steps, ..params })
+        };
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
         let [q, k, v, d_out] = [&tensors.q, &tensors.k, &tensors.v, &tensors.d_out].map(bound);
 
         let d_lse = tensors.d_lse.as_ref().and_then(bound);
         let arguments = [bound(&tensors.out), bound(&tensors.lse), d_out.clone(), d_lse, Some(all.clone())];
-        call.push(gpu, &ROWS, Vec::new(), &params, &arguments, row_count.div_ceil(64))?;
+        call.push(gpu, &ROWS, Vec::new(), &of_steps(0, 0), &arguments, row_count.div_ceil(64))?;
 
         let ([outputs, dq, dkv], constants) = if lanes {
             let constants = lanes_constants(config, self.blocks.constants(), operands.intervals.is_some(), GROUPS);
@@ -535,32 +586,23 @@ impl<'a> Pass<'a> {
             ([&OUTPUTS, &DQ, &DKV], constants(config, self.blocks.constants()))
         };
         let table = self.blocks.upload(gpu)?;
-        let [key, value] = [config.head_dim, config.value_dim].map(|dim| 2 * dim as u64);
-        let row_load = |pair: u64| Load {
-            workgroups: self.blocks.row_tasks(&self.shape),
-            operations: self.blocks.row_pairs(config).saturating_mul(pair + WEIGHT),
-            rounds: 0,
-        };
+        let [of_outputs, of_dq, of_dkv] = steps(config, &self.shape, &self.blocks, lanes);
         let inputs = [q, k, v, d_out, Some(all.clone())];
         if !has_out {
             let arguments = [&inputs[..], std::slice::from_ref(&table)].concat();
-            call.push(gpu, outputs, constants.clone(), &params, &arguments, row_load(key + value))?;
+            call.push_steps(gpu, (outputs, constants.clone()), of_steps, &arguments, &of_outputs)?;
         }
         let arguments = [&inputs[..], &[bound(&tensors.d_q), table.clone()]].concat();
-        call.push(gpu, dq, constants.clone(), &params, &arguments, row_load(2 * key + value))?;
+        call.push_steps(gpu, (dq, constants.clone()), of_steps, &arguments, &of_dq)?;
 
         let spare = |part: &Part| Some(part.of(workspace));
         let d_k = bound(&tensors.d_k).or_else(|| spare(&self.spare[0]));
         let d_v = bound(&tensors.d_v).or_else(|| spare(&self.spare[1]));
         // Without a token only a given sink has a gradient.
-        let any = keys > 0 || config.sink == Sink::Given;
-        let load = Load {
-            workgroups: if any { self.blocks.node_tasks(&self.shape) } else { 0 },
-            operations: self.blocks.node_pairs(config, &self.shape).saturating_mul(2 * (key + value) + WEIGHT),
-            rounds: 0,
-        };
-        let arguments = [&inputs[..], &[d_k, d_v, table]].concat();
-        call.push(gpu, dkv, constants, &params, &arguments, load)?;
+        if keys > 0 || config.sink == Sink::Given {
+            let arguments = [&inputs[..], &[d_k, d_v, table]].concat();
+            call.push_steps(gpu, (dkv, constants), of_steps, &arguments, &of_dkv)?;
+        }
 
         // Sinks that are shared gather from every sequence, intervals from every head.
         let (kv_heads, keys) = (kv_heads as u64, keys as u64);

@@ -1,10 +1,10 @@
 //! The forward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, Blocks, check_sizes, packed_elements};
+use super::operands::{AttentionParams, BLOCK_K, Blocks, Tiles, check_sizes, packed_elements};
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::Result;
 use crate::gpu::LANES;
-use crate::kernel::{BoundRange, Call, Load, Part, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
+use crate::kernel::{BoundRange, Call, Part, Steps, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, Kernel, input, output, wgsl, workspace};
 use crate::tensor::{TensorView, check_overlaps};
@@ -119,8 +119,34 @@ fn splits(config: &AttentionConfig, shape: &AttentionShape, blocks: &Blocks) -> 
     (nodes.div_ceil(length), length)
 }
 
-/// Operations that the weight of a pair takes besides its products, about.
-pub(super) const WEIGHT: u64 = 32;
+/// The steps of `attention_forward`, or of its twin for one subgroup a workgroup.
+fn steps(config: &AttentionConfig, shape: &AttentionShape, blocks: &Blocks, splits: (u64, u64), lanes: bool) -> Steps {
+    let row_tasks = blocks.row_tasks(shape);
+    let (rows, [key, value]) = (blocks.block_q, [config.head_dim, config.value_dim]);
+    let tiles = if lanes {
+        let tile = u64::from(GROUPS * LANES);
+        Tiles {
+            workgroups: row_tasks,
+            count: blocks.node_tiles(config, blocks.longest as u64 + 1, tile),
+            pairs: rows as u64 * tile,
+            products: key + value,
+            rounds: (key + value) / 4 + 16,
+            left: 20 * LANES as usize,
+        }
+    } else {
+        let stages = [key, value].map(|dim| dim.div_ceil(BLOCK_K));
+        Tiles {
+            workgroups: row_tasks * splits.0,
+            // Neighbouring splits share a node.
+            count: blocks.node_tiles(config, splits.1 + 1, BLOCK_K as u64),
+            pairs: (rows * BLOCK_K) as u64,
+            products: key + value,
+            rounds: 40 * (stages[0] + stages[1]) + 30,
+            left: 2 * rows * (16 * stages[1] + 8),
+        }
+    };
+    tiles.steps()
+}
 
 /// A validated forward call of given sizes, from [`Attention::plan`].
 #[derive(Debug, Clone)]
@@ -215,6 +241,8 @@ struct Pass<'a> {
     lse_partial: u64,
     /// Where the sums of `attention_forward_lanes` start.
     sums: u64,
+    /// Where stands what workgroups leave for a next dispatch.
+    left: u64,
     /// Where an lse nobody asked for is bound.
     spare: Part,
 }
@@ -240,6 +268,12 @@ impl<'a> Pass<'a> {
             let rows = blocks.row_tasks(shape).saturating_mul(blocks.block_q as u64);
             elements = sums.saturating_add(rows.saturating_mul(config.value_dim.next_multiple_of(4) as u64));
         }
+        let left = workspace.aligned(elements);
+        // Tensors may not suit the kernel of one subgroup a workgroup.
+        for lanes in if lanes { &[false, true][..] } else { &[false] } {
+            let steps = steps(config, shape, &blocks, splits, *lanes);
+            elements = elements.max(left.saturating_add(steps.elements(attention.gpu())));
+        }
         let all = workspace.reserve("workspace of attention", elements)?;
         let spare = workspace.reserve("workspace", 1)?;
         workspace.check()?;
@@ -254,6 +288,7 @@ impl<'a> Pass<'a> {
             out_partial,
             lse_partial,
             sums,
+            left,
             spare,
         })
     }
@@ -275,9 +310,11 @@ impl<'a> Pass<'a> {
             out_partial: self.out_partial as u32,
             lse_partial: self.lse_partial as u32,
             sums: self.sums as u32,
+            left: self.left as u32,
             ..operands.params(config, &self.shape, &self.blocks, limits, packed)
         };
-        let params = params_buffer(gpu, FORWARD.name, &params);
+        let of_steps =
+            |first_step, steps| params_buffer(gpu, FORWARD.name, &AttentionParams { first_step, steps, ..params });
         let split = splits > 1;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
         let out = bound(&tensors.out);
@@ -291,19 +328,17 @@ impl<'a> Pass<'a> {
             lse.clone(),
             self.blocks.upload(gpu)?,
         ];
-        // A workgroup of a split has fewer nodes; only calls of few workgroups are split.
-        let pair = 2 * (config.head_dim + config.value_dim) as u64 + WEIGHT;
-        let operations = self.blocks.row_pairs(config).saturating_mul(pair);
-        let load = Load { workgroups: self.blocks.row_tasks(&self.shape) * splits, operations, rounds: 0 };
+        let steps = steps(config, &self.shape, &self.blocks, (splits, self.splits.1), lanes);
         if lanes {
             let constants = lanes_constants(config, self.blocks.constants(), operands.intervals.is_some(), GROUPS);
-            return call.push(gpu, &FORWARD_LANES, constants, &params, &arguments, load);
+            return call.push_steps(gpu, (&FORWARD_LANES, constants), of_steps, &arguments, &steps);
         }
         let constants = constants(config.method, config.value_dim, self.blocks.block_q, self.blocks.constants(), split);
-        call.push(gpu, &FORWARD, constants, &params, &arguments, load)?;
+        call.push_steps(gpu, (&FORWARD, constants), of_steps, &arguments, &steps)?;
         if split {
             let AttentionShape { batch, heads, queries, .. } = self.shape;
             let vectors = batch as u64 * heads as u64 * queries as u64 * config.value_dim.div_ceil(4) as u64;
+            let params = params_buffer(gpu, COMBINE.name, &params);
             call.push(gpu, &COMBINE, Vec::new(), &params, &[Some(all), out, lse], vectors.div_ceil(64))?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use super::{AttentionConfig, AttentionShape, Lengths, Method, Sink};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernel::{BoundRange, Call, params_buffer};
+use crate::kernel::{BoundRange, Call, Load, Steps, params_buffer};
 use crate::piece::Piece;
 use crate::shader::{Kernel, input, params, wgsl, workspace};
 use crate::tensor::{TensorView, check_longest};
@@ -74,7 +74,12 @@ params! {
         sums: u32,
         /// Of this dispatch, where a long one was split.
         first_workgroup: u32,
+        /// Tiles of a workgroup that this dispatch does, and where stands what it leaves if there are more to come.
+        first_step: u32,
+        steps: u32,
+        left: u32,
         unused0: u32,
+        unused1: u32,
     }
 }
 
@@ -97,6 +102,31 @@ pub(crate) static PACK: Kernel = Kernel {
     params: &PackParams::LAYOUT,
     bindings: &[input("source").stored(), workspace("workspace")],
 };
+
+/// Operations that the weight of a pair takes besides its products, about.
+const WEIGHT: u64 = 32;
+
+/// The steps of a kernel that walks tiles of rows and nodes.
+pub(super) struct Tiles {
+    pub workgroups: u64,
+    pub count: u64,
+    /// Pairs of a row and a node that a tile has.
+    pub pairs: u64,
+    /// Components that a pair multiplies.
+    pub products: usize,
+    /// Rounds of loops that a tile costs an invocation at most, as if none were unrolled.
+    pub rounds: usize,
+    /// Elements that a workgroup leaves.
+    pub left: usize,
+}
+
+impl Tiles {
+    pub fn steps(&self) -> Steps {
+        let operations = self.pairs * (2 * self.products as u64 + WEIGHT);
+        let load = Load { workgroups: self.workgroups, operations, rounds: self.rounds as u64 };
+        Steps { load, count: self.count, left: self.left as u64 }
+    }
+}
 
 /// Query rows and nodes of a tile: 16 logits an invocation, 14 KiB of workgroup memory.
 pub(super) const BLOCK_Q: usize = 32;
@@ -217,22 +247,22 @@ impl Blocks {
         (self.nodes as u64).saturating_mul(shape.kv_heads as u64).saturating_mul(self.batch as u64)
     }
 
-    /// At most so many pairs of a row and a node has a workgroup with a block of rows.
-    pub fn row_pairs(&self, config: &AttentionConfig) -> u64 {
-        let nodes = self.longest as u64 + 1;
+    /// Tiles of `tile` nodes that a workgroup with a block of rows walks, which sees at most so many.
+    pub fn node_tiles(&self, config: &AttentionConfig, most: u64, tile: u64) -> u64 {
         // Rows of a block see different stretches.
-        let seen = config.window.map_or(nodes, |window| (window as u64).saturating_add(self.block_q as u64));
-        seen.min(nodes) * self.block_q as u64
+        let seen = config.window.map_or(most, |window| (window as u64).saturating_add(self.block_q as u64));
+        // The last segment ends behind the last node's tile.
+        (seen.min(most) + 1).div_ceil(tile)
     }
 
-    /// The same with a block of nodes.
-    pub fn node_pairs(&self, config: &AttentionConfig, shape: &AttentionShape) -> u64 {
+    /// Tiles of rows, of each of its heads, that a workgroup with a block of nodes walks.
+    pub fn row_tiles(&self, config: &AttentionConfig, shape: &AttentionShape) -> u64 {
         let rows = self.most_queries as u64;
         let seeing = match config.window {
             Some(window) if config.causal => (window as u64).saturating_add(2 * BLOCK_K as u64),
             _ => rows,
         };
-        seeing.min(rows).saturating_mul((shape.group() * BLOCK_K) as u64)
+        seeing.min(rows).div_ceil(BLOCK_Q as u64).saturating_mul(shape.group() as u64)
     }
 
     /// What is compiled into every kernel that knows sequences.

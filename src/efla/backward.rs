@@ -64,7 +64,7 @@ use super::forward::{
     PREPARE_LANES_FILES, PRODUCT, PRODUCT_LANES, QUERY, SCORES, STATE, STATE_FILES, STATE_LANES, STATE_LANES_FILES,
     STATE_STARTS, STATE_SUMS, STATES, Scan, TILE, UPDATES, chunk_load, gates_workgroups,
 };
-use super::scan::{Steps, state_blocks, stopped_elements};
+use super::scan::{left_elements, state_blocks, steps};
 use super::{Efla, EflaGradients, EflaShape, Form};
 use crate::attention::backward::reduce;
 use crate::error::{Error, Result};
@@ -556,8 +556,8 @@ impl<'a> Pass<'a> {
         // Tensors may not suit the kernels of one subgroup a workgroup, which keep their states elsewhere.
         let kernels = kernels(efla.build(packing.is_ragged(), false, groups.0 > 1));
         let kernels = kernels.iter().map(|(_, kernel, _)| *kernel);
-        let stopped = stopped_elements(efla.gpu(), &sizes, groups, efla.chunk(), kernels);
-        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes, stopped)?;
+        let left = left_elements(efla.gpu(), &sizes, groups, efla.chunk(), kernels);
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes, left)?;
         let values = sizes.elements(&[rows, value_dim]);
         let found_offset = workspace.aligned(values);
         let y_and_found = workspace.reserve("workspace of Y and X", found_offset.saturating_add(values))?;
@@ -602,13 +602,14 @@ impl<'a> Pass<'a> {
             groups: self.groups.0 as u32,
             group_chunks: self.groups.1 as u32,
             group_states: self.scratch.group_states as u32,
-            stopped: self.scratch.stopped as u32,
+            left: self.scratch.left as u32,
             found: self.found_offset as u32,
             state_blocks: state_blocks(&self.sizes) as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing)
         };
         let [recompute, params] = [&state, &d_state].map(|ends| params.with_state(ends, limits));
-        let [common_recompute, common] = [&recompute, &params].map(|params| params_buffer(gpu, "efla backward", params));
+        let [common_recompute, common] =
+            [&recompute, &params].map(|params| params_buffer(gpu, "efla backward", params));
         let table = self.packing.upload(gpu)?;
         let bound = |view: &TensorView| BoundRange::of_view(view, limits);
         let part = |part: Part| Some(part.of(workspace));
@@ -653,8 +654,11 @@ impl<'a> Pass<'a> {
             let (params, common) =
                 if stage == Stage::Recompute { (&recompute, &common_recompute) } else { (&params, &common) };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(stage, binding.name)).collect();
-            if let Some(steps) = Steps::of(kernel.name, sizes, self.groups, self.efla.chunk()) {
-                steps.push(gpu, call, (kernel, constants), params, &arguments)?;
+            if let Some(steps) = steps(kernel.name, sizes, self.groups, self.efla.chunk()) {
+                let params = |first_step, steps| {
+                    params_buffer(gpu, "efla backward", &EflaParams { first_step, steps, ..*params })
+                };
+                call.push_steps(gpu, (kernel, constants), params, &arguments, &steps)?;
                 continue;
             }
             let load = match kernel.name {

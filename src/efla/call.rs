@@ -62,8 +62,8 @@ params! {
         /// Chunks or tokens of a scan, those of its group, that this dispatch does.
         first_step: u32,
         steps: u32,
-        /// Where, behind the states, those of workgroups stand that have steps left, in elements.
-        stopped: u32,
+        /// Where, behind the states, those of workgroups with steps to come stand, in elements.
+        left: u32,
         unused0: u32,
         unused1: u32,
     }
@@ -238,20 +238,20 @@ pub(super) struct Scratch {
     /// Where the groups start among the states, in elements.
     pub group_states: u64,
     /// Where, there too, the states of workgroups that stopped, in elements.
-    pub stopped: u64,
-    pub has_stopped: bool,
+    pub left: u64,
+    pub has_left: bool,
 }
 
 impl Scratch {
     /// With `lanes` the running state of every scan and the matrix of every chunk stand behind the states, then what the
-    /// groups of a scan in two levels need, if there are several, then `stopped` elements of workgroups that stop.
+    /// groups of a scan in two levels need, if there are several, then the `left` elements of workgroups that stop.
     pub fn reserve(
         layout: &mut WorkspaceLayout,
         sizes: &Sizes,
         gate_elements: u64,
         groups: u64,
         lanes: bool,
-        stopped: u64,
+        left: u64,
     ) -> Result<Self> {
         let Sizes { chunks, rows, key_dim, value_dim, scans, .. } = *sizes;
         let mut states = sizes.elements(&[chunks, key_dim, value_dim]);
@@ -264,15 +264,15 @@ impl Scratch {
             let of_group = key_dim * (value_dim + key_dim);
             states = states.saturating_add(scans.saturating_mul(groups).saturating_mul(of_group));
         }
-        let stopped_at = states;
+        let left_at = states;
         Ok(Scratch {
             group_states,
-            stopped: stopped_at,
-            has_stopped: stopped > 0,
+            left: left_at,
+            has_left: left > 0,
             gates: layout.reserve("workspace of the gates", gate_elements)?,
             w: layout.reserve("workspace of W", sizes.elements(&[rows, key_dim]))?,
             u: layout.reserve("workspace of U", sizes.elements(&[rows, value_dim]))?,
-            states: layout.reserve("workspace of the states", states.saturating_add(stopped))?,
+            states: layout.reserve("workspace of the states", states.saturating_add(left))?,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The forward pass, chunked and recurrent: plan, bind, record.
 
 use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes};
-use super::scan::{Steps, stopped_elements};
+use super::scan::{left_elements, steps};
 use super::{Efla, EflaConfig, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, LANES};
@@ -483,8 +483,8 @@ impl<'a> Pass<'a> {
         // Tensors may not suit the kernels of one subgroup a workgroup, which keep their states elsewhere.
         let kernels = efla.build(packing.is_ragged(), false, groups.0 > 1).kernels(config.form);
         let kernels = kernels.iter().map(|(kernel, _)| *kernel);
-        let stopped = stopped_elements(efla.gpu(), &sizes, groups, efla.chunk(), kernels);
-        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes, stopped)?;
+        let left = left_elements(efla.gpu(), &sizes, groups, efla.chunk(), kernels);
+        let scratch = Scratch::reserve(&mut workspace, &sizes, gate_elements, groups.0, lanes, left)?;
         let spare = [workspace.reserve("workspace", 1)?, workspace.reserve("workspace", 1)?];
         workspace.check()?;
         Ok(Pass { efla, shape: *shape, packing, sizes, groups, lanes, workspace, scratch, spare })
@@ -504,14 +504,14 @@ impl<'a> Pass<'a> {
             groups: self.groups.0 as u32,
             group_chunks: self.groups.1 as u32,
             group_states: self.scratch.group_states as u32,
-            stopped: self.scratch.stopped as u32,
+            left: self.scratch.left as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing).with_state(&state, limits)
         };
         if config.form == Form::Recurrent && params.has_final_state == 0 {
             // Where the state goes from dispatch to dispatch, if there are several; no one else needs room for states.
             let (keys, values) = (params.key_dim, params.value_dim);
             params.final_state = [0, params.value_heads * keys * values, keys * values, values];
-            params.has_final_state = self.scratch.has_stopped.into();
+            params.has_final_state = self.scratch.has_left.into();
         }
         let common = params_buffer(gpu, "efla", &params);
         let table = self.packing.upload(gpu)?;
@@ -544,8 +544,14 @@ impl<'a> Pass<'a> {
             self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1).kernels(config.form)
         {
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
-            if let Some(steps) = Steps::of(kernel.name, sizes, self.groups, self.efla.chunk()) {
-                steps.push(gpu, call, (kernel, constants), &params, &arguments)?;
+            if let Some(steps) = steps(kernel.name, sizes, self.groups, self.efla.chunk()) {
+                let params = |first_step, steps| {
+                    // Token by token the state stands where the dispatch before left it.
+                    let handed_on = config.form == Form::Recurrent && first_step > 0;
+                    let state_source = if handed_on { 2 } else { params.state_source };
+                    params_buffer(gpu, "efla", &EflaParams { first_step, steps, state_source, ..params })
+                };
+                call.push_steps(gpu, (kernel, constants), params, &arguments, &steps)?;
                 continue;
             }
             let load = match kernel.name {

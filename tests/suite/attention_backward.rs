@@ -4,7 +4,7 @@ use continuous_attention::reference::attention as reference;
 use continuous_attention::reference::compare::{Quantity, Scale, attention_factor, compare, limit};
 use continuous_attention::*;
 
-use crate::harness::{Guarded, arithmetic, bits, case_count, gpu, normal, rng, widen};
+use crate::harness::{AttentionCase, Guarded, arithmetic, bits, case_count, gpu, normal, rng, widen};
 
 #[derive(Clone, Debug)]
 struct Problem {
@@ -165,6 +165,19 @@ fn check_absolute(problem: &Problem) {
             let error = (f64::from(*got) - want).abs();
             assert!(error <= 1e-6 * factor * size, "{name}: {got} {want} {:?} {:?}", problem.config, problem.shape);
         }
+    }
+}
+
+/// More keys and more rows than llvmpipe's loops go through in one dispatch.
+#[test]
+fn long_sequences() {
+    for (dim, value_dim, queries, keys) in
+        [(6, 5, 33, 66_000), (6, 5, 66_000, 20), (128, 128, 20, 66_000), (128, 128, 13_000, 20)]
+    {
+        let config = AttentionConfig { head_dim: dim, value_dim, causal: keys > queries, ..Default::default() };
+        let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries, keys };
+        Problem::random(&mut rng(14), config, shape, false).check();
+        AttentionCase::random(config, shape, &mut rng(15)).check();
     }
 }
 

@@ -309,6 +309,12 @@ fn a_thousand_tokens_of_64() {
     }
 }
 
+/// More chunks than llvmpipe's loops go through in one dispatch: the last scan has one level.
+#[test]
+fn more_chunks_than_loops_have_rounds() {
+    Problem::new(config(13, 5, 16), shape(1, 1, 1, 22_000), 10).check();
+}
+
 /// One chunk from a state of zeros with nearly equal keys: every token depends on all before it through T alone.
 #[test]
 fn path_of_the_triangular_inverse() {

@@ -2,7 +2,9 @@
 
 use continuous_attention::{Efla, EflaConfig, EflaShape, Form, Integrator};
 
-use crate::harness::{EDGES, EflaCase, FORMS, Guarded, bits, case_count, forward_limit, gpu, judge, pick, rng, submit};
+use crate::harness::{
+    EDGES, EflaCase, EflaOutput, FORMS, Guarded, bits, case_count, forward_limit, gpu, judge, pick, rng, submit,
+};
 
 const INTEGRATORS: [Integrator; 4] =
     [Integrator::Exact, Integrator::Euler, Integrator::RungeKutta2, Integrator::RungeKutta4];
@@ -225,4 +227,22 @@ fn long_sequences_token_by_token() {
         let label = case.label();
         judge(&label, "out", &out.read(gpu(), &label), &case.reference().out, forward_limit());
     }
+}
+
+/// More chunks than llvmpipe's loops go through in one dispatch; packed sequences are not scanned in groups.
+#[test]
+fn long_sequences_chunk_by_chunk() {
+    let config = EflaConfig { key_dim: 13, value_dim: 5, chunk: Some(16), ..Default::default() };
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 22_000 };
+    let case = EflaCase::random(config, shape, &mut rng(8));
+    let out = Guarded::new(gpu(), Guarded::ODD, &case.out_shape());
+    let mut tensors = case.tensors(gpu(), &out);
+    tensors.cu_seqlens = Some(vec![0, shape.tokens]);
+    let final_state = Guarded::new(gpu(), Guarded::ODD, &case.state_shape());
+    tensors.final_state = Some(final_state.view());
+    let plan = Efla::new(gpu(), config).unwrap().plan_packed(&shape, &[0, shape.tokens]).unwrap();
+    submit(gpu(), &plan.bind(&tensors).unwrap());
+    let label = case.label();
+    let (out, final_state) = (out.read(gpu(), &label), final_state.read(gpu(), &label));
+    case.judge(&EflaOutput { out, final_state });
 }

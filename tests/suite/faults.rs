@@ -364,23 +364,30 @@ fn misused_encoders() {
 #[test]
 fn long_dispatches_are_split() {
     for (no_subgroups, whole) in [(true, plain_gpu()), (false, gpu())] {
-        // Some dispatches of two workgroups, most of one.
-        let options = GpuOptions { no_subgroups, work_budget: Some(1 << 18), ..Default::default() };
-        let parts = crate::sizes::results(&Gpu::with_options(&options).unwrap());
-        for ((name, whole), (_, parts)) in crate::sizes::results(whole).iter().zip(parts) {
-            assert!(whole.iter().all(|x| !x.is_nan()), "{name}");
-            assert_eq!(bits(whole), bits(&parts), "{name}");
+        // Some dispatches of two workgroups, most of one; then of one tile or chunk.
+        for budget in [1 << 18, 1] {
+            let options = GpuOptions { no_subgroups, work_budget: Some(budget), ..Default::default() };
+            let parts = crate::sizes::results(&Gpu::with_options(&options).unwrap());
+            for ((name, whole), (_, parts)) in crate::sizes::results(whole).iter().zip(parts) {
+                assert!(whole.iter().all(|x| !x.is_nan()), "{name}");
+                assert_eq!(bits(whole), bits(&parts), "{name}, {budget}");
+            }
         }
     }
-    // A workgroup has 32 rows of 257 nodes: 2·(16 + 16) + 32 operations a pair.
+    // A workgroup has 9 tiles of 32 rows and 32 nodes: 2·(16 + 16) + 32 operations a pair.
     let config = AttentionConfig { head_dim: 16, value_dim: 16, ..Default::default() };
-    let one = 32 * 257 * 96;
+    let tile = 32 * 32 * 96;
+    let one = 9 * tile;
     for (queries, budget, dispatches) in [
         (256, None, 1),
         (256, Some(16 * one), 1),
         (256, Some(16 * one - 1), 2),
         (256, Some(2 * one), 8),
-        (256, Some(1), 16),
+        (256, Some(one), 16),
+        // Now the tiles of a workgroup.
+        (256, Some(one - 1), 16 + 2),
+        (256, Some(4 * tile), 16 + 16 + 4),
+        (256, Some(1), 9 * 16),
         (250, Some(5 * one), 4),
     ] {
         let options = GpuOptions { work_budget: budget, no_subgroups: true, ..Default::default() };

@@ -20,12 +20,14 @@ pub fn forward_limit() -> f64 {
 }
 
 /// The device that all tests share. With `CONTINUOUS_ATTENTION_NO_SUBGROUPS` set it has no subgroups, so that the kernels
-/// of other adapters run.
+/// of other adapters run; with a number in `CONTINUOUS_ATTENTION_WORK_BUDGET` dispatches are split that have more work.
 pub fn gpu() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
     GPU.get_or_init(|| {
         let no_subgroups = std::env::var_os("CONTINUOUS_ATTENTION_NO_SUBGROUPS").is_some();
-        let gpu = Gpu::with_options(&GpuOptions { no_subgroups, ..Default::default() });
+        let budget = std::env::var("CONTINUOUS_ATTENTION_WORK_BUDGET");
+        let work_budget = budget.ok().map(|budget| budget.parse().expect("a number of operations"));
+        let gpu = Gpu::with_options(&GpuOptions { no_subgroups, work_budget, ..Default::default() });
         gpu.expect("the tests need a GPU, a software one will do")
     })
 }
