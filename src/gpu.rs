@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::kernel::Pipeline;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::measure::Choices;
 use crate::shader::{Binding, Constants, Format, Kernel, Variant, VariantKey};
 use crate::trusted;
 
@@ -23,11 +25,13 @@ struct Inner {
     checked: bool,
     lanes: bool,
     work_budget: u64,
-    loop_rounds: u64,
+    software: bool,
     cache: Option<DiskCache>,
     pipelines: Mutex<HashMap<VariantKey, Arc<Pipeline>>>,
     #[cfg(not(target_arch = "wasm32"))]
-    chunk_choices: crate::efla::measure::Choices,
+    chunk_choices: Choices<crate::efla::measure::Key>,
+    #[cfg(not(target_arch = "wasm32"))]
+    block_choices: Choices<crate::attention::measure::Key>,
     #[cfg(target_arch = "wasm32")]
     answers: crate::web::Answers,
 }
@@ -183,12 +187,13 @@ impl Gpu {
             checked: options.checked,
             lanes,
             work_budget: options.work_budget.unwrap_or_else(|| work_budget(info.device_type)),
-            // With room for the loops before and behind those that are counted.
-            loop_rounds: if info.device_type == wgpu::DeviceType::Cpu { 60_000 } else { u64::MAX },
+            software: info.device_type == wgpu::DeviceType::Cpu,
             cache,
             pipelines: Mutex::default(),
             #[cfg(not(target_arch = "wasm32"))]
-            chunk_choices: Default::default(),
+            chunk_choices: Choices::default(),
+            #[cfg(not(target_arch = "wasm32"))]
+            block_choices: Choices::default(),
             #[cfg(target_arch = "wasm32")]
             answers: Default::default(),
         });
@@ -255,8 +260,14 @@ impl Gpu {
 
     /// Chunk lengths that [`Efla::measured`](crate::Efla::measured) found fastest.
     #[cfg(not(target_arch = "wasm32"))]
-    pub(crate) fn chunk_choices(&self) -> &crate::efla::measure::Choices {
+    pub(crate) fn chunk_choices(&self) -> &Choices<crate::efla::measure::Key> {
         &self.inner.chunk_choices
+    }
+
+    /// Rows of a tile that [`Attention::measured`](crate::Attention::measured) found fastest.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn block_choices(&self) -> &Choices<crate::attention::measure::Key> {
+        &self.inner.block_choices
     }
 
     /// Where compiled pipelines are kept, if anywhere.
@@ -277,7 +288,13 @@ impl Gpu {
     /// Rounds of loops that an invocation may go through in one dispatch. Mesa's llvmpipe leaves all loops, without a word,
     /// after 65,535 of them, nested ones and those that only other invocations of the vector go through included.
     pub(crate) fn loop_rounds(&self) -> u64 {
-        self.inner.loop_rounds
+        // With room for the loops before and behind those that are counted.
+        if self.inner.software { 60_000 } else { u64::MAX }
+    }
+
+    /// Whether a CPU does the work.
+    pub(crate) fn is_software(&self) -> bool {
+        self.inner.software
     }
 
     /// Compiles the variant whose inputs share no buffer with outputs and whose tensors are dense and f32: the usual

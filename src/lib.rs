@@ -225,6 +225,8 @@ mod error;
 mod gpu;
 pub mod guide;
 mod kernel;
+#[cfg(not(target_arch = "wasm32"))]
+mod measure;
 mod piece;
 pub mod reference;
 mod rotary;

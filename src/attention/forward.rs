@@ -1,9 +1,9 @@
 //! The forward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, Blocks, Tiles, check_sizes, packed_elements};
+use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Blocks, FEW_ROWS, Tiles, check_sizes, packed_elements};
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
-use crate::error::Result;
-use crate::gpu::LANES;
+use crate::error::{Error, Result};
+use crate::gpu::{Gpu, LANES};
 use crate::kernel::{BoundRange, Call, Part, Steps, WorkspaceLayout, check_bindings, params_buffer, suits_lanes};
 use crate::piece::Piece;
 use crate::shader::{Constants, Kernel, input, output, wgsl, workspace};
@@ -106,6 +106,50 @@ pub(crate) fn lanes_constants(
 const FEW_WORKGROUPS: u64 = 128;
 const SPLIT_NODES: u64 = 512;
 
+/// Refuses tiles of so many rows where they do not fit workgroup memory: q, k or v, and scores, 9 vectors a row.
+pub(super) fn check_block(gpu: &Gpu, block_q: usize) -> Result<()> {
+    let (got, limit) = (workgroup_bytes(block_q), gpu.limits().max_compute_workgroup_storage_size);
+    if got > limit {
+        let (argument, limit_name) =
+            (format!("workgroup memory for block_q = {block_q}"), "max_compute_workgroup_storage_size");
+        return Err(Error::Limit { argument, got: got.into(), limit_name, limit: limit.into() });
+    }
+    Ok(())
+}
+
+/// Workgroup memory of `attention_forward`.
+pub(crate) fn workgroup_bytes(block_q: usize) -> u32 {
+    (144 * (2 * block_q + BLOCK_K) + 4 * block_q) as u32
+}
+
+/// Rows of a tile where there are rows enough. With 64 keys and values are loaded half as often; with many value columns a
+/// workgroup's sums would take too many registers.
+pub(super) fn table_rows(gpu: &Gpu, config: &AttentionConfig) -> usize {
+    let fits = workgroup_bytes(64) <= gpu.limits().max_compute_workgroup_storage_size;
+    let wide = fits && config.value_dim <= 128 && !gpu.is_software();
+    config.block_q.unwrap_or(if wide { 64 } else { BLOCK_Q })
+}
+
+/// Rows of a tile of a call.
+fn block_rows(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> usize {
+    let most = match lengths {
+        Lengths::Packed { cu_seqlens_q, .. } => {
+            cu_seqlens_q.windows(2).map(|ends| ends[1].saturating_sub(ends[0])).max().unwrap_or(0)
+        }
+        _ => shape.queries,
+    };
+    let rows = table_rows(attention.gpu(), attention.config());
+    let workgroups =
+        |rows: usize| (shape.batch as u64 * shape.heads as u64).saturating_mul(shape.queries.div_ceil(rows) as u64);
+    match attention.config().block_q {
+        Some(block_q) => block_q,
+        None if most <= FEW_ROWS => FEW_ROWS,
+        // Rather many workgroups than large tiles.
+        None if workgroups(rows) < FEW_WORKGROUPS => BLOCK_Q,
+        None => rows,
+    }
+}
+
 /// How the nodes of a row are split: into how many parts, of how many nodes.
 fn splits(config: &AttentionConfig, shape: &AttentionShape, blocks: &Blocks) -> (u64, u64) {
     let nodes = blocks.longest as u64 + 1;
@@ -165,7 +209,7 @@ pub struct AttentionPlan {
 impl AttentionPlan {
     pub(super) fn new(attention: &Attention, shape: &AttentionShape, lengths: &Lengths) -> Result<Self> {
         check_sizes(shape)?;
-        let block_q = Blocks::forward_rows(shape, lengths);
+        let block_q = block_rows(attention, shape, lengths);
         let config = attention.config();
         let splits = splits(config, shape, &Blocks::new(config, shape, lengths, block_q)?);
         // Of a few rows most of a subgroup's would not exist.
@@ -256,7 +300,7 @@ impl<'a> Pass<'a> {
         lanes: bool,
     ) -> Result<Self> {
         let config = attention.config();
-        let blocks = Blocks::new(config, shape, lengths, Blocks::forward_rows(shape, lengths))?;
+        let blocks = Blocks::new(config, shape, lengths, block_rows(attention, shape, lengths))?;
         let rows = (shape.batch as u64 * shape.heads as u64).saturating_mul(shape.queries as u64);
         let partial_rows = if splits.0 > 1 { splits.0.saturating_mul(rows) } else { 0 };
         let out_partial = packed_elements(config, shape, blocks.sequences);

@@ -2,6 +2,8 @@
 
 pub(crate) mod backward;
 pub(crate) mod forward;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) mod measure;
 pub(crate) mod merge;
 pub(crate) mod operands;
 
@@ -55,6 +57,9 @@ pub struct AttentionConfig {
     pub window: Option<usize>,
     /// Factor on q·k; default 1/√D. Narrowed to f32 on the GPU.
     pub scale: Option<f64>,
+    /// Query rows of a tile of the forward pass, 32 or 64; results are the same. By default a table decides: 64 where a GPU has
+    /// the workgroup memory and there are rows enough, 8 where no sequence has more queries. 64 needs 23 KiB.
+    pub block_q: Option<usize>,
 }
 
 impl Default for AttentionConfig {
@@ -67,6 +72,7 @@ impl Default for AttentionConfig {
             causal: true,
             window: None,
             scale: None,
+            block_q: None,
         }
     }
 }
@@ -80,7 +86,7 @@ impl Default for AttentionConfig {
 /// | lse | `[batch, heads, queries]` |
 /// | intervals | `[batch, keys]` |
 /// | sink_k, sink_v | `[batch or 1, kv_heads, head_dim]`, `[batch or 1, kv_heads, value_dim]` |
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// B.
     pub batch: usize,
@@ -188,6 +194,11 @@ impl AttentionConfig {
             if !(1..=MAX_DIM).contains(&dim) {
                 return Err(Error::argument(name, dim, format!("1 to {MAX_DIM}")));
             }
+        }
+        if let Some(block_q) = self.block_q
+            && ![32, 64].contains(&block_q)
+        {
+            return Err(Error::argument("block_q", block_q, "32 or 64"));
         }
         if self.window == Some(0) {
             return Err(Error::argument("window", 0, "at least 1, or none"));
@@ -352,18 +363,20 @@ impl Attention {
     /// Validates the configuration and compiles its kernels.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a configuration that can't be, [`Error::Gpu`] when a kernel doesn't compile.
+    /// [`Error::Argument`] for a configuration that can't be, [`Error::Limit`] for a `block_q` that does not fit the device's
+    /// workgroup memory, [`Error::Gpu`] when a kernel doesn't compile.
     pub fn new(gpu: &Gpu, config: AttentionConfig) -> Result<Self> {
         config.validate()?;
+        forward::check_block(gpu, config.block_q.unwrap_or(operands::BLOCK_Q))?;
         let dim = |name: &str| if matches!(name, "q" | "k") { config.head_dim } else { config.value_dim };
-        let (kernel, constants) =
-            if gpu.lanes() && config.head_dim.is_multiple_of(4) && config.value_dim.is_multiple_of(4) {
-                (&forward::FORWARD_LANES, forward::lanes_constants(&config, ("RAGGED", 0), false, forward::GROUPS))
-            } else {
-                let constants =
-                    forward::constants(config.method, config.value_dim, operands::BLOCK_Q, ("RAGGED", 0), false);
-                (&forward::FORWARD, constants)
-            };
+        let block_q = forward::table_rows(gpu, &config);
+        let vectors = config.head_dim.is_multiple_of(4) && config.value_dim.is_multiple_of(4);
+        let (kernel, constants) = if gpu.lanes() && vectors && block_q == operands::BLOCK_Q {
+            (&forward::FORWARD_LANES, forward::lanes_constants(&config, ("RAGGED", 0), false, forward::GROUPS))
+        } else {
+            let constants = forward::constants(config.method, config.value_dim, block_q, ("RAGGED", 0), false);
+            (&forward::FORWARD, constants)
+        };
         gpu.precompile(kernel, constants, dim)?;
         Ok(Attention { gpu: gpu.clone(), config })
     }

@@ -131,7 +131,7 @@ impl Tiles {
 /// Query rows and nodes of a tile: 16 logits an invocation, 14 KiB of workgroup memory.
 pub(super) const BLOCK_Q: usize = 32;
 /// Query rows of a tile where no sequence has more: decoding, where rows that do not exist would cost as much.
-const FEW_ROWS: usize = 8;
+pub(super) const FEW_ROWS: usize = 8;
 pub(super) const BLOCK_K: usize = 32;
 
 /// Which blocks of rows and nodes there are: workgroups, but for the heads.
@@ -224,17 +224,6 @@ impl Blocks {
             row_table: 6 * words.len(),
             node_table: 6 * words.len() + 2 * row_entries.len(),
         })
-    }
-
-    /// The rows of a block that suit a forward call.
-    pub fn forward_rows(shape: &AttentionShape, lengths: &Lengths) -> usize {
-        let most = match lengths {
-            Lengths::Packed { cu_seqlens_q, .. } => {
-                cu_seqlens_q.windows(2).map(|ends| ends[1].saturating_sub(ends[0])).max().unwrap_or(0)
-            }
-            _ => shape.queries,
-        };
-        if most <= FEW_ROWS { FEW_ROWS } else { BLOCK_Q }
     }
 
     /// Workgroups that have rows.

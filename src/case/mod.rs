@@ -450,7 +450,7 @@ fn attention(method: Method, mut keys: Keys, inputs: &Tensors, mut whole: Length
     let [batch, heads, queries, head_dim] = sizes(inputs, layout, "q", Q)?;
     let [_, kv_heads, keys, _] = sizes(inputs, layout, "k", K)?;
     let [_, _, _, value_dim] = sizes(inputs, layout, "v", V)?;
-    let config = AttentionConfig { head_dim, value_dim, method, sink, causal, window, scale };
+    let config = AttentionConfig { head_dim, value_dim, method, sink, causal, window, scale, block_q: None };
     let shape = AttentionShape { batch, heads, kv_heads, queries, keys };
     config.validate()?;
     shape.validate()?;

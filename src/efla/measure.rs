@@ -1,22 +1,12 @@
-//! The chunk length by measurement instead of by the table.
-
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+//! The chunk length by measurement.
 
 use super::{Efla, EflaConfig, EflaShape, EflaTensors, Form};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gpu::Gpu;
+use crate::kernel::Call;
 
-/// What a choice depends on: dimensions, whether it is gated, sizes.
-type Key = (usize, usize, bool, EflaShape);
-
-/// The choices made so far on a device.
-#[derive(Debug, Default)]
-pub(crate) struct Choices(Mutex<HashMap<Key, usize>>);
-
-/// Timed runs of each chunk length, of which the fastest counts.
-const RUNS: usize = 5;
+/// What the choice depends on: dimensions, whether it is gated, sizes.
+pub(crate) type Key = (usize, usize, bool, EflaShape);
 
 impl Efla {
     /// As [`Efla::new`], with the chunk length (16, 32 or 64) that takes a forward call of this shape the least time on this
@@ -32,49 +22,21 @@ impl Efla {
             return Self::new(gpu, config);
         }
         let key = (config.key_dim, config.value_dim, config.gated, *shape);
-        let known = gpu.chunk_choices().0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-        let chunk = match known {
-            Some(chunk) => chunk,
-            None => {
-                let chunk = fastest(gpu, config, shape)?;
-                gpu.chunk_choices().0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, chunk);
-                chunk
-            }
-        };
-        Self::new(gpu, EflaConfig { chunk: Some(chunk), ..config })
+        let with = |chunk| EflaConfig { chunk: Some(chunk), ..config };
+        let chunk =
+            gpu.chunk_choices().fastest(gpu, key, &[16, 32, 64], |chunk| bind(&Self::new(gpu, with(chunk))?, shape))?;
+        Self::new(gpu, with(chunk))
     }
 }
 
-/// The chunk length of the fastest forward call, among those that fit workgroup memory.
-fn fastest(gpu: &Gpu, config: EflaConfig, shape: &EflaShape) -> Result<usize> {
+/// A forward call on tensors of zeros.
+fn bind(efla: &Efla, shape: &EflaShape) -> Result<Call> {
+    let (gpu, config) = (efla.gpu(), efla.config());
     let EflaShape { batch, heads, value_heads, tokens } = *shape;
     let [q, k] = [(); 2].map(|()| gpu.zeros(&[batch, heads, tokens, config.key_dim]));
     let [v, out] = [(); 2].map(|()| gpu.zeros(&[batch, value_heads, tokens, config.value_dim]));
     let [beta, decay] = [(); 2].map(|()| gpu.zeros(&[batch, value_heads, tokens]));
     let mut tensors = EflaTensors::new(q?.view(), k?.view(), v?.view(), beta?.view(), out?.view());
     tensors.log_decay = config.gated.then_some(decay?.view());
-    let mut best: Option<(Duration, usize)> = None;
-    for chunk in [16, 32, 64] {
-        let efla = match Efla::new(gpu, EflaConfig { chunk: Some(chunk), ..config }) {
-            // It does not fit.
-            Err(Error::Limit { .. }) => continue,
-            efla => efla?,
-        };
-        let call = efla.plan(shape)?.bind(&tensors)?;
-        // The first run compiles what drivers leave for then.
-        for run in 0..=RUNS {
-            let start = Instant::now();
-            let mut encoder = gpu.device().create_command_encoder(&Default::default());
-            call.encode(&mut encoder);
-            gpu.queue().submit([encoder.finish()]);
-            let waited = gpu.device().poll(wgpu::PollType::wait_indefinitely());
-            waited.map_err(|error| Error::gpu("waiting for a measurement", error))?;
-            let time = start.elapsed();
-            if run > 0 && best.is_none_or(|(least, _)| time < least) {
-                best = Some((time, chunk));
-            }
-        }
-    }
-    // Every device can do chunks of 16.
-    Ok(best.map_or(16, |(_, chunk)| chunk))
+    efla.plan(shape)?.bind(&tensors)
 }

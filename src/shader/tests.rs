@@ -44,7 +44,7 @@ fn kernels() -> Vec<Compiled> {
             }
         }
         for value_dim in dims {
-            for (block_q, ragged, split) in [(32, 0, false), (8, 0, true), (32, 1, true)] {
+            for (block_q, ragged, split) in [(32, 0, false), (64, 0, false), (8, 0, true), (32, 1, true)] {
                 let constants = attention::forward::constants(method, value_dim, block_q, ("RAGGED", ragged), split);
                 kernels.push((&attention::forward::FORWARD, constants));
             }
@@ -184,9 +184,14 @@ fn check(variant: &Variant) {
         assert_eq!(variable.space, AddressSpace::Storage { access }, "{name}.{}", expected.name);
     }
 
-    // What an adapter with default limits offers; chunks of 64 tokens say what they need in `workgroup_bytes`.
-    let chunk = variant.constants.iter().find(|(name, _)| *name == "CHUNK").map_or(32, |(_, chunk)| *chunk as usize);
-    let limit = if chunk == 64 { efla::forward::workgroup_bytes(chunk) } else { MIN_WORKGROUP_BYTES };
+    // What an adapter with default limits offers; chunks of 64 tokens and tiles of 64 rows say what they need.
+    let constant =
+        |wanted| variant.constants.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value as usize);
+    let limit = match (constant("CHUNK"), constant("BLOCK_Q")) {
+        (Some(64), _) => efla::forward::workgroup_bytes(64),
+        (_, Some(64)) => attention::forward::workgroup_bytes(64),
+        _ => MIN_WORKGROUP_BYTES,
+    };
     assert!(workgroup_bytes <= limit, "{name} {:?}: {workgroup_bytes} bytes", variant.constants);
     let invocations: u32 = module.entry_points[0].workgroup_size.iter().product();
     assert!(invocations <= MIN_INVOCATIONS, "{name}: {invocations} invocations");

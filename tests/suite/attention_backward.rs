@@ -231,6 +231,7 @@ fn random_configurations() {
             // of nearly equal numbers, which no relative error can judge. `few_nodes` judges them by what is subtracted.
             window: rng.bool().then(|| rng.usize(5..80)),
             scale: None,
+            block_q: None,
         };
         let kv_heads = rng.usize(1..3);
         let shape = AttentionShape {

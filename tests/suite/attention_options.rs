@@ -1,8 +1,10 @@
 //! Every option of attention, alone and together, at every tile edge.
 
-use continuous_attention::{AttentionConfig, AttentionShape, Method, Sink};
+use continuous_attention::{Attention, AttentionConfig, AttentionShape, Error, Gpu, Method, Sink, wgpu};
 
-use crate::harness::{AttentionCase, EDGES, case_count, pick, rng};
+use crate::devices::host_device;
+use crate::errors::refused;
+use crate::harness::{AttentionCase, EDGES, bits, case_count, gpu, pick, plain_gpu, rng};
 
 const SINKS: [Sink; 4] = [Sink::Zero, Sink::First, Sink::Given, Sink::None];
 
@@ -161,6 +163,7 @@ fn draw(rng: &mut fastrand::Rng) -> AttentionCase {
         causal: rng.bool(),
         window: rng.bool().then(|| rng.usize(1..keys + 4)),
         scale: pick(rng, &[None, None, Some(0.2), Some(1.0), Some(-0.3)]),
+        block_q: None,
     };
     let heads = kv_heads * rng.usize(1..=3);
     let shape = AttentionShape { batch: rng.usize(1..=3), heads, kv_heads, queries, keys };
@@ -180,4 +183,56 @@ fn random_cases() {
         println!("seed {seed}");
         draw(&mut rng(1000 + seed as u64)).check();
     }
+}
+
+/// Tiles of 64 rows give what those of 32 give.
+#[test]
+fn rows_of_a_tile() {
+    let mut rng = rng(50);
+    for (method, sink) in [(Method::Continuous, Sink::Given), (Method::Softmax, Sink::None)] {
+        for (head_dim, value_dim, queries, keys) in [(20, 7, 130, 130), (64, 64, 200, 77), (33, 140, 64, 300)] {
+            let config = AttentionConfig { method, sink, head_dim, value_dim, ..Default::default() };
+            let shape = AttentionShape { batch: 1, heads: 2, kv_heads: 1, queries, keys };
+            let case = AttentionCase::random(config, shape, &mut rng);
+            let case = if method == Method::Continuous { case.with_intervals(&mut rng) } else { case };
+            let run = |block_q: usize, gpu: &Gpu| {
+                let mut case = case.clone();
+                case.config.block_q = Some(block_q);
+                let result = case.run_on(gpu);
+                case.judge(&result, case.limit());
+                result
+            };
+            let [small, large] = [32, 64].map(|block_q| run(block_q, plain_gpu()));
+            assert_eq!(bits(&small.out), bits(&large.out));
+            assert_eq!(bits(&small.lse), bits(&large.lse));
+            // The kernels of one subgroup a workgroup have 32.
+            run(64, gpu());
+        }
+    }
+    let attention = |block_q| Attention::new(gpu(), AttentionConfig { block_q: Some(block_q), ..Default::default() });
+    refused(attention(48), "block_q", &["48", "32 or 64"]);
+    let limits = wgpu::Limits::default();
+    let (device, queue, _) = host_device(limits);
+    let gpu = Gpu::from_wgpu(device, queue).unwrap();
+    let error = Attention::new(&gpu, AttentionConfig { block_q: Some(64), ..Default::default() }).unwrap_err();
+    assert!(matches!(error, Error::Limit { got: 23296, limit: 16384, .. }), "{error}");
+}
+
+/// A measured tile is one that can be configured, is kept, and gives what that gives.
+#[test]
+fn measured_rows_of_a_tile() {
+    let gpu = plain_gpu();
+    let config = AttentionConfig { head_dim: 24, value_dim: 16, sink: Sink::Given, ..Default::default() };
+    let shape = AttentionShape { batch: 1, heads: 2, kv_heads: 2, queries: 100, keys: 100 };
+    let attention = Attention::measured(gpu, config, &shape).unwrap();
+    assert!([32, 64].contains(&attention.config().block_q.unwrap()));
+    for _ in 0..3 {
+        assert_eq!(Attention::measured(gpu, config, &shape).unwrap().config(), attention.config());
+    }
+    let configured = AttentionConfig { block_q: Some(32), ..config };
+    assert_eq!(Attention::measured(gpu, configured, &shape).unwrap().config(), &configured);
+    // Nothing to measure is no reason to fail.
+    Attention::measured(gpu, config, &AttentionShape { queries: 0, ..shape }).unwrap();
+    let error = Attention::measured(gpu, AttentionConfig { head_dim: 0, ..config }, &shape).unwrap_err().to_string();
+    assert!(error.contains("head_dim"), "{error}");
 }

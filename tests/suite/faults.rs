@@ -20,6 +20,7 @@ const CONFIG: AttentionConfig = AttentionConfig {
     causal: true,
     window: None,
     scale: None,
+    block_q: None,
 };
 const SHAPE: AttentionShape = AttentionShape { batch: 1, heads: 2, kv_heads: 1, queries: 40, keys: 40 };
 

@@ -68,7 +68,7 @@ impl Side {
     pub fn attention(sizes: &Sizes, method: Method, pass: Pass, dim: usize, dtype: DType) -> Side {
         let method_name = if method == Method::Continuous { "continuous" } else { "ordinary" };
         let pass_name = if pass == Pass::Forward { "forward" } else { "backward" };
-        let kernel = Kernel::Attention { method, pass };
+        let kernel = Kernel::Attention { method, pass, block_q: None };
         let spec = Spec { kernel, heads: sizes.heads, tokens: sizes.tokens, dim, dtype };
         Side::new(format!("{method_name}_{pass_name}_d{dim}"), spec)
     }
@@ -150,6 +150,13 @@ pub fn all(sizes: &Sizes, variants: bool) -> Vec<Row> {
     row("continuous_over_ordinary_decode", decode(Continuous), decode(Softmax));
     rows.push(Row { key: "efla_step".into(), first: Side::step(sizes), second: None });
     if variants {
+        for block_q in [32, 64] {
+            let spec = attention(Continuous, Forward, 64).spec;
+            let kernel = Kernel::Attention { method: Continuous, pass: Forward, block_q: Some(block_q) };
+            let first = Side::new(format!("continuous_rows{block_q}_forward_d64"), Spec { kernel, ..spec });
+            let key = format!("continuous_rows{block_q}_over_default_forward_d64");
+            rows.push(Row { key, first, second: Some(attention(Continuous, Forward, 64)) });
+        }
         for (pass, pass_name) in [(Forward, "forward"), (Backward, "backward")] {
             for tokens in [16, 32, 64] {
                 let (form, chunk) = (Form::Chunked, Some(tokens));
@@ -184,7 +191,7 @@ mod tests {
                     assert_eq!(*specs.entry(side.name.clone()).or_insert(side.spec), side.spec, "{}", side.name);
                 }
             }
-            assert_eq!(rows.len(), all(&sizes, false).len() + 6);
+            assert_eq!(rows.len(), all(&sizes, false).len() + 8);
         }
     }
 

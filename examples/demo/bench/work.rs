@@ -16,6 +16,7 @@ pub enum Kernel {
     Attention {
         method: Method,
         pass: Pass,
+        block_q: Option<usize>,
     },
     /// One query against a cache.
     Decode {
@@ -126,7 +127,8 @@ impl Spec {
 
     fn attention(&self, method: Method) -> AttentionConfig {
         let sink = if method == Method::Continuous { Sink::Zero } else { Sink::None };
-        AttentionConfig { head_dim: self.dim, value_dim: self.dim, method, sink, ..Default::default() }
+        let block_q = if let Kernel::Attention { block_q, .. } = self.kernel { block_q } else { None };
+        AttentionConfig { head_dim: self.dim, value_dim: self.dim, method, sink, block_q, ..Default::default() }
     }
 
     fn efla(&self, integrator: Integrator, form: Form, chunk: Option<usize>) -> EflaConfig {
@@ -486,7 +488,7 @@ mod tests {
     use super::*;
 
     const FORWARD: Spec = Spec {
-        kernel: Kernel::Attention { method: Method::Softmax, pass: Pass::Forward },
+        kernel: Kernel::Attention { method: Method::Softmax, pass: Pass::Forward, block_q: None },
         heads: 2,
         tokens: 100,
         dim: 64,
@@ -497,7 +499,10 @@ mod tests {
     fn costs_are_those_of_the_formulas() {
         assert_eq!(FORWARD.flops(), 2.0 * 4.0 * 64.0 * 5050.0);
         assert_eq!(FORWARD.bytes(), 2.0 * 4.0 * 100.0 * 64.0 * 4.0);
-        let backward = Spec { kernel: Kernel::Attention { method: Method::Softmax, pass: Pass::Backward }, ..FORWARD };
+        let backward = Spec {
+            kernel: Kernel::Attention { method: Method::Softmax, pass: Pass::Backward, block_q: None },
+            ..FORWARD
+        };
         assert_eq!(backward.flops(), 2.5 * FORWARD.flops());
         let decode = Spec { kernel: Kernel::Decode { method: Method::Softmax }, ..FORWARD };
         assert_eq!(decode.flops(), 2.0 * 4.0 * 64.0 * 100.0);
@@ -519,7 +524,7 @@ mod tests {
     #[test]
     fn rows_alone_are_rows_of_the_whole() {
         for method in [Method::Softmax, Method::Continuous] {
-            let kernel = Kernel::Attention { method, pass: Pass::Backward };
+            let kernel = Kernel::Attention { method, pass: Pass::Backward, block_q: None };
             let spec = Spec { kernel, heads: 1, tokens: WHOLE + 1, dim: 4, dtype: DType::F32 };
             let (rows, _) = spec.exact_attention(method, 0).unwrap();
             let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, queries: spec.tokens, keys: spec.tokens };

@@ -84,6 +84,7 @@ impl Call {
             causal: arguments.flag("causal")?.unwrap_or(true),
             window: arguments.count("window")?,
             scale: arguments.number("scale")?,
+            block_q: None,
         };
         config.validate()?;
         let (q, k, v) = (arguments.needed("q")?, arguments.needed("k")?, arguments.needed("v")?);

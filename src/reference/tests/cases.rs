@@ -80,6 +80,7 @@ impl Case {
             causal: self.key("causal") != "false",
             window: self.key("window").parse().ok(),
             scale: self.key("scale").parse().ok(),
+            block_q: None,
         };
         let config = match config.method {
             Method::Softmax => AttentionConfig { sink: Sink::None, ..config },

@@ -136,9 +136,10 @@ fn attention_calls(gpu: &Gpu, bytes: &mut Bytes) {
         causal: bytes.once_in(2),
         window: bytes.once_in(2).then(|| bytes.number()),
         scale: bytes.scale(),
+        block_q: bytes.once_in(2).then(|| bytes.number()),
     };
     let _ = config.validate();
-    let config = AttentionConfig { head_dim: 5, value_dim: 3, ..config };
+    let config = AttentionConfig { head_dim: 5, value_dim: 3, block_q: None, ..config };
     let Ok(operator) = Attention::new(gpu, config) else { return };
     let [batch, kv_heads, group, queries, keys] = [(); 5].map(|()| bytes.size());
     let heads = if bytes.once_in(8) { bytes.number() } else { kv_heads.saturating_mul(group) };

@@ -323,6 +323,7 @@ impl AttentionCase {
             // Few segments make small differences of gradients, which no relative error can judge.
             window: draw.rng.bool().then(|| draw.rng.usize(5..keys.max(5) + 4)),
             scale: pick(&mut draw.rng, &[None, None, Some(0.2), Some(-0.3)]),
+            block_q: pick(&mut draw.form, &[None, None, None, Some(64)]),
         };
         let kv_heads = draw.few(3);
         let heads = kv_heads * draw.few(3);
