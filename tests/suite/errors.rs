@@ -1,8 +1,9 @@
 //! Bad input is refused by name, before anything is recorded: no panic, no write.
 
 use continuous_attention::{
-    Attention, AttentionConfig, AttentionShape, AttentionTensors, DType, Efla, EflaConfig, EflaShape, EflaTensors,
-    Error, Form, Gpu, Integrator, Lengths, Method, Result, Sink, TensorView, wgpu,
+    Attention, AttentionConfig, AttentionGradients, AttentionShape, AttentionTensors, Call, DType, Efla, EflaConfig,
+    EflaGradients, EflaShape, EflaTensors, Error, Form, Gpu, Integrator, Lengths, Method, Result, Sink, TensorView,
+    wgpu,
 };
 
 use crate::harness::{AttentionCase, EflaCase, Guarded, gpu, rng};
@@ -648,4 +649,37 @@ fn references_of_heads_and_keys_without_end() {
     let config = EflaConfig { key_dim: 4, value_dim: 4, ..Default::default() };
     let shape = EflaShape { batch: 1 << 45, heads: 1, value_heads: 1, tokens: 0 };
     refused(efla::forward(&config, &shape, &none), "heads", &["1048576"]);
+}
+
+/// Sums that no dispatch can stop within, longer than llvmpipe's loops: refused there, right elsewhere.
+#[test]
+fn sums_of_more_parts_than_loops_have_rounds() {
+    let (gpu, parts) = (gpu(), 31_000);
+    let check = |bound: Result<Call>, kernel: &str| match gpu.info().device_type {
+        wgpu::DeviceType::Cpu => refused(bound, kernel, &["rounds", "60000"]),
+        _ => drop(bound.unwrap()),
+    };
+    // A sink that every sequence shares.
+    let config = AttentionConfig { head_dim: 2, value_dim: 2, sink: Sink::Given, ..Default::default() };
+    let zeros = |shape: &[usize]| gpu.zeros(shape).unwrap().view();
+    let [q, k, v, out, d_out, d_q, d_k, d_v] = [(); 8].map(|()| zeros(&[parts, 1, 1, 2]));
+    let [sink_k, sink_v, d_sink_k] = [(); 3].map(|()| zeros(&[1, 1, 2]));
+    let forward =
+        AttentionTensors { sink_k: Some(sink_k), sink_v: Some(sink_v), ..AttentionTensors::new(q, k, v, out) };
+    let lse = zeros(&[parts, 1, 1]);
+    let gradients = AttentionGradients {
+        d_sink_k: Some(d_sink_k),
+        ..AttentionGradients::new(&forward, lse, d_out, [d_q, d_k, d_v])
+    };
+    let attention = Attention::new(gpu, config).unwrap();
+    check(attention.plan_backward(&gradients.shape().unwrap()).unwrap().bind(&gradients), "reduce");
+
+    // Value heads that read one key.
+    let config = EflaConfig { key_dim: 2, value_dim: 2, ..Default::default() };
+    let [q, k, d_q, d_k] = [(); 4].map(|()| zeros(&[1, 1, 1, 2]));
+    let [v, out, d_out, d_v] = [(); 4].map(|()| zeros(&[1, parts, 1, 2]));
+    let [beta, d_beta] = [(); 2].map(|()| zeros(&[1, parts, 1]));
+    let gradients = EflaGradients::new(&EflaTensors::new(q, k, v, beta, out), d_out, [d_q, d_k, d_v, d_beta]);
+    let efla = Efla::new(gpu, config).unwrap();
+    check(efla.plan_backward(&gradients.shape().unwrap()).unwrap().bind(&gradients), "efla_backward_sum");
 }
