@@ -1,6 +1,7 @@
 //! The forward pass: plan, bind, record.
 
-use super::operands::{AttentionParams, BLOCK_K, Blocks, check_sizes, packed_elements};
+use super::matrix;
+use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Blocks, check_sizes, packed_elements};
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::Result;
 use crate::gpu::LANES;
@@ -18,6 +19,7 @@ pub(crate) static FORWARD: Kernel = Kernel {
         wgsl!("shared/segment_weights.wgsl"),
         wgsl!("shared/attention.wgsl"),
         wgsl!("shared/attention_tile.wgsl"),
+        wgsl!("shared/attention_rows.wgsl"),
         wgsl!("attention_forward.wgsl"),
     ],
     params: &AttentionParams::LAYOUT,
@@ -264,7 +266,10 @@ impl<'a> Pass<'a> {
         let operands = tensors.operands();
         let all = self.all.of(workspace);
         let packed = operands.pack(gpu, call, &all)?;
-        let lanes = self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
+        // Of a few rows most of a matrix's would not exist.
+        let matrices = gpu.matrices().filter(|_| self.blocks.block_q == BLOCK_Q && matrix::suits(tensors));
+        let lanes =
+            matrices.is_none() && self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
         let (splits, split_nodes) = if lanes { (1, 0) } else { self.splits };
         let params = AttentionParams {
             out: tensors.out.layout(limits),
@@ -300,7 +305,11 @@ impl<'a> Pass<'a> {
             return call.push(gpu, &FORWARD_LANES, constants, &params, &arguments, load);
         }
         let constants = constants(config.method, config.value_dim, self.blocks.block_q, self.blocks.constants(), split);
-        call.push(gpu, &FORWARD, constants, &params, &arguments, load)?;
+        let (kernel, constants) = match matrices {
+            Some(matrices) => matrix::kernel(matrices, config.head_dim, constants),
+            None => (&FORWARD, constants),
+        };
+        call.push(gpu, kernel, constants, &params, &arguments, load)?;
         if split {
             let AttentionShape { batch, heads, queries, .. } = self.shape;
             let vectors = batch as u64 * heads as u64 * queries as u64 * config.value_dim.div_ceil(4) as u64;

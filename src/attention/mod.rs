@@ -2,6 +2,7 @@
 
 pub(crate) mod backward;
 pub(crate) mod forward;
+pub(crate) mod matrix;
 pub(crate) mod merge;
 pub(crate) mod operands;
 
