@@ -103,8 +103,9 @@ pub(crate) const LANES: u32 = 8;
 /// What kernels for matrix units need but for these.
 const HALVES: wgpu::Features = wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP);
 
-/// Workgroup memory they take at most: that of rows of 256 elements.
+/// Workgroup memory they take at most, rows of 256 elements, and invocations, subgroups of 64.
 pub(crate) const MATRIX_WORKGROUP_BYTES: u32 = 32768;
+pub(crate) const MATRIX_INVOCATIONS: u32 = 256;
 
 /// What does the products of the kernels for matrix units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +121,9 @@ impl Matrices {
     fn of(adapter: &wgpu::Adapter, options: &GpuOptions) -> Option<Self> {
         let info = adapter.get_info();
         let has = |features| adapter.features().contains(features);
-        if adapter.limits().max_compute_workgroup_storage_size < MATRIX_WORKGROUP_BYTES {
+        let limits = adapter.limits();
+        let invocations = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
+        if limits.max_compute_workgroup_storage_size < MATRIX_WORKGROUP_BYTES || invocations < MATRIX_INVOCATIONS {
             return None;
         }
         if options.emulated_matrices && has(HALVES) {

@@ -4,13 +4,13 @@
 use continuous_attention::reference::attention::{Inputs, forward_ragged, largest_logit_ragged, visible_nodes};
 use continuous_attention::reference::compare::{Quantity, attention_factor, limit};
 use continuous_attention::{
-    Attention, AttentionConfig, AttentionShape, AttentionTensors, Call, DType, Gpu, GpuOptions, Lengths, Method, Sink,
-    TensorView,
+    Attention, AttentionConfig, AttentionShape, AttentionTensors, Call, DType, Efla, EflaConfig, EflaShape,
+    EflaTensors, Gpu, GpuOptions, Lengths, Method, Sink, TensorView,
 };
 
 use crate::harness::{
-    AttentionCase, AttentionOutput, Place, bits, forward_limit, gpu, judge, matrix_gpus, normal, pick, rng, submit,
-    widen,
+    AttentionCase, AttentionOutput, EflaCase, EflaOutput, Place, bits, forward_limit, gpu, judge, matrix_gpus, normal,
+    pick, rng, submit, widen,
 };
 
 const SINKS: [Sink; 4] = [Sink::Zero, Sink::First, Sink::Given, Sink::None];
@@ -223,6 +223,141 @@ fn only_rows_that_see_what_is_not_finite_are_spoiled() {
                     let one_node = clean.lse[at] == f32::NEG_INFINITY;
                     assert!(!bad.is_nan() || one_node || spoiled.iter().all(|x| x.is_nan()), "{label}: {spoiled:?}");
                 }
+            }
+        }
+    }
+}
+
+/// Runs a case, q, k, v and out of it f16; the kernel for matrix units has to do the output.
+fn run_efla(gpu: &Gpu, case: &EflaCase) -> EflaOutput {
+    let EflaShape { batch, heads, value_heads, tokens } = case.shape;
+    let EflaConfig { key_dim, value_dim, .. } = case.config;
+    let input = |values: &[f32], dims: [usize; 4]| place(&dims).upload(gpu, values);
+    let of_tokens = |values: &[f32]| Place::dense(DType::F32, &[batch, value_heads, tokens], 3).upload(gpu, values);
+    let out = place(&case.out_shape()).output(gpu);
+    let final_state = Place::dense(DType::F32, &case.state_shape(), 5).output(gpu);
+    let state = Place::dense(DType::F32, &case.state_shape(), 7);
+    let tensors = EflaTensors {
+        log_decay: case.log_decay.as_deref().map(of_tokens),
+        initial_state: case.initial_state.as_ref().map(|values| state.upload(gpu, values)),
+        final_state: Some(final_state.view()),
+        ..EflaTensors::new(
+            input(&case.q, [batch, heads, tokens, key_dim]),
+            input(&case.k, [batch, heads, tokens, key_dim]),
+            input(&case.v, [batch, value_heads, tokens, value_dim]),
+            of_tokens(&case.beta),
+            out.view(),
+        )
+    };
+    let call = Efla::new(gpu, case.config).unwrap().plan(&case.shape).unwrap().bind(&tensors).unwrap();
+    assert!(runs(&call, "efla_output_matrix"), "{}", case.label());
+    submit(gpu, &call);
+    EflaOutput { out: out.read(gpu, &case.label()), final_state: final_state.read(gpu, &case.label()) }
+}
+
+fn rounded_efla(mut case: EflaCase) -> EflaCase {
+    for values in [&mut case.q, &mut case.k, &mut case.v] {
+        *values = place(&[values.len()]).rounded(values);
+    }
+    case
+}
+
+fn check_efla(case: EflaCase) {
+    let case = rounded_efla(case);
+    let want = case.reference();
+    for gpu in matrix_gpus() {
+        let (got, label) = (run_efla(gpu, &case), format!("on matrix units, {}", case.label()));
+        judge(&label, "out", &got.out, &want.out, limit(Quantity::Forward, DType::F16));
+        judge(&label, "final_state", &got.final_state, &want.final_state, forward_limit());
+    }
+}
+
+#[test]
+fn efla_chunks_and_options() {
+    let mut rng = rng(7);
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 2, tokens: 150 };
+    for (key_dim, value_dim) in [(64, 64), (16, 80), (128, 16)] {
+        let config = EflaConfig { key_dim, value_dim, chunk: Some(32), ..Default::default() };
+        check_efla(EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng));
+        let normalized = EflaConfig { normalize_q: true, normalize_k: true, ..config };
+        for tokens in [1, 31, 33] {
+            check_efla(EflaCase::random(normalized, EflaShape { tokens, ..shape }, &mut rng).with_steps(|| 0.7));
+        }
+    }
+    let config = EflaConfig { key_dim: 64, value_dim: 64, ..Default::default() };
+    let mut strengths = fastrand::Rng::with_seed(8);
+    let gated = EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng);
+    check_efla(gated.with_decay(|| [0.0, 0.1, 2.0, 1e30][strengths.usize(..4)]));
+}
+
+/// Every update takes back the one before.
+#[test]
+fn efla_like_keys() {
+    let mut rng = rng(11);
+    let config = EflaConfig { key_dim: 16, value_dim: 16, chunk: Some(32), ..Default::default() };
+    let shape = EflaShape { batch: 1, heads: 2, value_heads: 2, tokens: 150 };
+    for noise in [0.0, 1e-2] {
+        let mut case = EflaCase::random(config, shape, &mut rng);
+        let key = normal(&mut rng, 16);
+        case.k.iter_mut().enumerate().for_each(|(at, x)| *x = key[at % 16] + noise * *x);
+        check_efla(case.with_steps(|| 20.0));
+    }
+}
+
+/// Keys, queries, values and states of every size, from token to token and from column to column.
+#[test]
+fn efla_magnitudes() {
+    let mut rng = rng(9);
+    let config = EflaConfig { key_dim: 16, value_dim: 16, chunk: Some(32), ..Default::default() };
+    let shape = EflaShape { batch: 1, heads: 2, value_heads: 2, tokens: 100 };
+    let scaled = |values: &mut [f32], sizes: &[f32], rng: &mut fastrand::Rng| {
+        values.chunks_mut(16).for_each(|row| {
+            let size = pick(rng, sizes);
+            row.iter_mut().for_each(|x| *x *= size);
+        });
+    };
+    for sizes in [[1e-4, 1e4], [1e-2, 1.0], [1e4, 1e4], [1e-3, 1e-3], [0.0, 1.0]] {
+        for which in 0..4 {
+            let mut case = EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng);
+            match which {
+                0 => scaled(&mut case.q, &sizes, &mut rng),
+                1 => scaled(&mut case.k, &sizes, &mut rng),
+                2 => scaled(&mut case.v, &sizes, &mut rng),
+                _ => case.initial_state.as_mut().unwrap().iter_mut().for_each(|x| *x *= sizes[0]),
+            }
+            if which == 1 && sizes[0] > 0.0 {
+                case = case.with_steps(|| 0.7);
+            }
+            check_efla(case);
+        }
+    }
+}
+
+/// Of a bad token no earlier one hears anything, and of a bad value no other column.
+#[test]
+fn efla_tokens_before_what_is_not_finite() {
+    let mut rng = rng(10);
+    const DIM: usize = 16;
+    let config = EflaConfig { key_dim: DIM, value_dim: DIM, chunk: Some(32), ..Default::default() };
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 100 };
+    let case = rounded_efla(EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng));
+    for gpu in matrix_gpus() {
+        let clean = run_efla(gpu, &case);
+        for (token, bad) in [(0, f32::NAN), (20, f32::INFINITY), (31, f32::NAN), (40, f32::NAN), (99, f32::NAN)] {
+            let [mut in_values, mut in_keys, mut in_queries] = [(); 3].map(|()| case.clone());
+            in_values.v[token * DIM + 2] = bad;
+            in_keys.k[token * DIM + 1] = bad;
+            in_queries.q[token * DIM + 3] = bad;
+            let [values, keys, queries] = [&in_values, &in_keys, &in_queries].map(|case| run_efla(gpu, case));
+            for at in 0..shape.tokens {
+                let label = format!("token {at}, {bad} in {token}, {}", case.label());
+                let row = |got: &EflaOutput| bits(&got.out[at * DIM..][..DIM]);
+                assert_eq!(row(&queries) == row(&clean), at != token, "{label}");
+                assert_eq!(row(&keys) == row(&clean), at < token, "{label}");
+                let (mut got, mut wanted) = (row(&values), row(&clean));
+                assert_eq!(f32::from_bits(got.remove(2)).is_finite(), at < token, "{label}");
+                wanted.remove(2);
+                assert_eq!(got, wanted, "{label}");
             }
         }
     }
