@@ -1,17 +1,18 @@
 // attention_forward.wgsl on matrix units (shared/matrix.wgsl), for q, k and v of f16.
 //
-// A workgroup owns BLOCK_Q rows, whose queries stay in workgroup memory, each of its subgroups 16 of them. Of every tile of
-// BLOCK_K nodes:
+// A workgroup owns BLOCK_Q rows, whose queries stay in workgroup memory, each of its subgroups 16 of them. Of every
+// tile of BLOCK_K nodes:
 //   1. logits [16, D] x [D, BLOCK_K] of the f16 inputs as they are, summed in f32; the scale comes after;
-//   2. weights, in f32 as there. Those of a row are divided by the row's largest in the tile and multiplied by 2¹⁵, since
-//      intervals may be of any magnitude: so rounded to f16, all down to 2⁻²⁹ of the largest keep 11 bits;
-//   3. out [16, BLOCK_K] x [BLOCK_K, D_v], 32 columns at a time, summed in f32 from zero for every tile and added to the
-//      running sums with the factors of 2. taken back.
+//   2. weights, in f32 as there. Those of a row are divided by the row's largest in the tile and multiplied by 2¹⁵,
+//      since intervals may be of any magnitude: so rounded to f16, all down to 2⁻²⁹ of the largest keep 11 bits;
+//   3. out [16, BLOCK_K] x [BLOCK_K, D_v], 32 columns at a time, summed in f32 from zero for every tile and added to
+//      the running sums, with what step 2 divided by taken back.
 //
 // The lse and the integral that out is divided by are those of the weights before they were rounded.
 //
-// What a row doesn't see must not reach it, and 0 · NaN is NaN: values that are not finite are staged as 0, and the rows
-// that see such a node get its products afterwards. All else that is not finite stays in its row or column of a product.
+// What a row doesn't see must not reach it, and 0 · NaN is NaN: values that are not finite are staged as 0, and the
+// rows that see such a node get its products afterwards. All else that is not finite stays in its row or column of a
+// product.
 
 const VECTORS: u32 = BLOCK_K / 4u;
 const SUBGROUPS: u32 = BLOCK_Q / 16u;
@@ -90,7 +91,15 @@ fn not_finite(x: vec4<f32>) -> vec4<bool> {
 }
 
 // `sum` and the products with the values that are not finite, of the nodes that a row (the workgroup's `row`) sees.
-fn add_unusual(sum: vec4<f32>, nodes: u32, row: u32, value0: i32, range: vec2<i32>, values: Nodes, column: u32) -> vec4<f32> {
+fn add_unusual(
+    sum: vec4<f32>,
+    nodes: u32,
+    row: u32,
+    value0: i32,
+    range: vec2<i32>,
+    values: Nodes,
+    column: u32,
+) -> vec4<f32> {
     var result = sum;
     for (var n = 0u; n < BLOCK_K; n++) {
         let node = value0 + i32(n);

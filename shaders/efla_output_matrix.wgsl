@@ -5,19 +5,21 @@
 // Products of f16 are summed in f32. Each subgroup has 16 rows of the chunk.
 //   1. Q Kᵀ [C, D_k] x [D_k, C] of the inputs as they are; norms and decays come after, in f32;
 //   2. Q S [C, D_k] x [D_k, D_v], where a column of S is divided by a power of 2 near its largest element;
-//   3. P V_new [C, C] x [C, D_v], where a token's V_new is divided by such a power, a_j, which P is multiplied with: with
-//      b_t the largest a_j of the tokens up to t, no P_tj a_j / (|q_t| b_t) exceeds 1. No token depends on a later one.
+//   3. P V_new [C, C] x [C, D_v], where a token's V_new is divided by such a power, a_j, which P is multiplied with:
+//      with b_t the largest a_j of the tokens up to t, no P_tj a_j / (|q_t| b_t) exceeds 1. No token depends on a
+//      later one.
 // What is at most 1 (or 2) is multiplied by 2¹³ on top, so that elements down to 2⁻²⁷ of the largest keep 11 bits.
 //
-// One rounding to f16 is too coarse: of like keys each update takes back the one before, and the errors of all add up while
-// the sum does not. So S, V_new and P become x = x' + x'' of two f16, 22 bits, and what they multiply all but x'' y''. Both
-// halves of P and of V_new fit into workgroup memory for chunks of 32, not of 64.
+// One rounding to f16 is too coarse: of like keys each update takes back the one before, and the errors of all add up
+// while the sum does not. So S, V_new and P become x = x' + x'' of two f16, 22 bits, and what they multiply all but
+// x'' y''. Both halves of P and of V_new fit into workgroup memory for chunks of 32, not of 64.
 //
-// The other kernels of the forward pass do without matrix units: what they compute goes into the state, of f32 and carried
-// on from chunk to chunk. Of their operands only K is f16 as it comes, and K Kᵀ is but a third of efla_prepare.
+// The other kernels of the forward pass do without matrix units: what they compute goes into the state, of f32 and
+// carried on from chunk to chunk. Of their operands only K is f16 as it comes, and K Kᵀ is but a third of
+// efla_prepare.
 //
-// A later token's NaN must not reach a row: elements of V_new that are not finite are staged as 0, and the rows that see
-// them get their products afterwards.
+// A later token's NaN must not reach a row: elements of V_new that are not finite are staged as 0, and the rows that
+// see them get their products afterwards.
 
 const SUBGROUPS: u32 = CHUNK / 16u;
 const THREADS: u32 = SUBGROUPS * SUBGROUP;

@@ -48,9 +48,9 @@ pub struct GpuOptions {
     pub checked: bool,
     /// Run what adapters without subgroups run: on software adapters many times slower, for tests and comparisons.
     pub no_subgroups: bool,
-    /// Let matrix units do products of tensors of f16, on adapters that have cooperative matrices: 16 x 16, f16 summed in
-    /// f32, subgroups of one size. Others run as ever. Off by default, since it is unproven: no adapter with cooperative
-    /// matrices has run it yet.
+    /// Let matrix units do products of tensors of f16, on adapters that have cooperative matrices: 16 x 16, f16
+    /// summed in f32, subgroups of one size. Others run as ever. Off by default, since it is unproven: no adapter
+    /// with cooperative matrices has run it yet.
     pub cooperative_matrices: bool,
     /// Run the kernels for matrix units with ordinary arithmetic in their place: very slow, for this crate's tests.
     #[doc(hidden)]

@@ -45,6 +45,9 @@
 //! same, but for the workspace, which they see as vectors: there attention's sum their rows, EFLA's keep the running state
 //! and the matrix of a chunk.
 //!
+//! Kernels called `…_matrix` are for matrix units (`shared/matrix.wgsl`), `…_matrix_emulated` the same for tests.
+//! They bind the same, but for q, k and v, which they see as vectors of f16.
+//!
 //! All kernels of EFLA bind `table`, too. Parts of d_log_decay stand among the gates, for `reduce` to add up.
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state

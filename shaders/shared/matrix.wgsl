@@ -1,10 +1,10 @@
 enable f16;
 enable wgpu_cooperative_matrix;
-// Products of 16 x 16 matrices that a subgroup holds together: operands of f16, sums of f32. matrix_emulated.wgsl has the
-// same functions without matrix units.
+// Products of 16 x 16 matrices that a subgroup holds together: operands of f16, sums of f32. matrix_emulated.wgsl has
+// the same functions without matrix units.
 //
-// Operands come from two workgroup arrays and sums go to a third, since functions take no pointer to workgroup memory. A
-// kernel says how large they are: LEFT_ROWS, LEFT_COLUMNS, RIGHT_ROWS; the others have 32 columns.
+// Operands come from two workgroup arrays and sums go to a third, since functions take no pointer to workgroup
+// memory. A kernel says how large they are: LEFT_ROWS, LEFT_COLUMNS, RIGHT_ROWS; the others have 32 columns.
 // Matrix units want rows and pitches at multiples of 16 bytes; the sizes of all workgroup arrays are such, too, so that
 // each starts at one. Every invocation of a workgroup has to get to every call. No subgroup arithmetic beside them: it
 // crashed a driver.

@@ -1,5 +1,5 @@
-//! Kernels for matrix units, with ordinary arithmetic in their place where there are none: whether tiles, layouts, scales
-//! and masks are right, not whether the units are.
+//! Kernels for matrix units, with ordinary arithmetic in their place where there are none: whether tiles, layouts,
+//! scales and masks are right, not whether the units are.
 
 use continuous_attention::reference::attention::{Inputs, forward_ragged, largest_logit_ragged, visible_nodes};
 use continuous_attention::reference::compare::{Quantity, attention_factor, limit};
