@@ -19,9 +19,6 @@
 // What a row doesn't see must not reach it, not even a NaN: inactive segments are selected away, and so are values in
 // tiles that some row sees only in part.
 
-// The identity of max over finite numbers. Whether a row has seen anything is a count, not a value.
-const LOWEST: f32 = -3.4028234e38;
-
 var<workgroup> q_stage: array<vec4<f32>, BLOCK_Q * PITCH>;
 // Keys, then values.
 var<workgroup> kv_stage: array<vec4<f32>, BLOCK_K * PITCH>;
@@ -30,27 +27,12 @@ var<workgroup> scores: array<vec4<f32>, BLOCK_Q * PITCH>;
 // Per row: factor on what was summed so far; at the end the integral Z, 0 where the row has none.
 var<workgroup> row_factor: array<f32, BLOCK_Q>;
 
-fn largest(x: vec4<f32>) -> f32 {
-    return max(max(x.x, x.y), max(x.z, x.w));
+fn load_logits(row: u32, c: u32) -> vec4<f32> {
+    return scores[row * PITCH + c];
 }
 
-fn count(x: vec4<bool>) -> u32 {
-    return dot(select(vec4(0u), vec4(1u), x), vec4(1u));
-}
-
-// The nodes of those a row sees that a split has; neighbours share the node between their segments.
-fn split_nodes(place: Place, row: u32, split: i32) -> vec2<i32> {
-    let range = visible_nodes(place, row);
-    if SPLIT == 0u {
-        return range;
-    }
-    let first = split * params.split_nodes;
-    return vec2(max(range.x, first), min(range.y, first + params.split_nodes - 1 + LAG));
-}
-
-// A row's place among those of all splits and heads.
-fn partial_row(task: Task, row: u32, split: i32) -> u32 {
-    return u32(split) * params.batch * params.heads * params.queries + flat_row(task, row);
+fn store_weights(row: u32, c: u32, weights: vec4<f32>) {
+    scores[row * PITCH + c] = weights;
 }
 
 @compute @workgroup_size(THREADS)
@@ -83,11 +65,7 @@ fn main(
 
     // Of the row that this invocation weighs (the first BLOCK_Q invocations have one).
     let own = split_nodes(place, row0 + thread, split);
-    var row_max = 0.0;
-    var row_sum = 0.0;
-    var row_active = 0u;
-    var carried_logit = 0.0;
-    var carried_weight = 0.0;
+    var carried = Row();
 
     // Of the 4 rows x 4 columns that this invocation sums: rows 4y.., columns 4x.. of every STAGE.
     let x = thread % STAGE;
@@ -106,11 +84,8 @@ fn main(
             sums[i] = take_up(left_at + 4u * i);
         }
         let of_row = take_up(left_at + 16u * VALUE_STAGES);
-        row_max = of_row.x;
-        row_sum = of_row.y;
-        carried_logit = of_row.z;
-        carried_weight = of_row.w;
-        row_active = u32(workspace[left_at + 16u * VALUE_STAGES + 4u]);
+        let seen = u32(workspace[left_at + 16u * VALUE_STAGES + 4u]);
+        carried = Row(of_row.x, of_row.y, seen, of_row.z, of_row.w);
     }
 
     for (var node0 = tiles.x; node0 <= tiles.y; node0 += i32(BLOCK_K)) {
@@ -153,67 +128,7 @@ fn main(
 
         // 2. Weights.
         if thread < BLOCK_Q {
-            let row = thread * PITCH;
-            // Segment n is active if the row sees nodes n − 1 and n and it has a length; an ordinary token if seen.
-            let first_active = own.x + LAG;
-            var tile_max = LOWEST;
-            var tile_active = 0u;
-            var left = carried_logit;
-            for (var c = 0u; c < STAGE; c++) {
-                let a = scores[row + c];
-                let node = node0 + i32(4u * c) + vec4(0, 1, 2, 3);
-                var live = (node >= vec4(first_active)) & (node <= vec4(own.y));
-                var top = a;
-                if CONTINUOUS == 1u {
-                    live = live & (load_intervals(place, node.x) > vec4(0.0));
-                    top = max(a, vec4(left, a.xyz));
-                }
-                tile_max = max(tile_max, largest(select(vec4(LOWEST), top, live)));
-                tile_active += count(live);
-                left = a.w;
-            }
-            var factor = 1.0;
-            if tile_active > 0u {
-                if row_active > 0u {
-                    let new_max = max(row_max, tile_max);
-                    factor = exp(row_max - new_max);
-                    row_max = new_max;
-                } else {
-                    row_max = tile_max;
-                }
-                row_active += tile_active;
-            }
-            row_factor[thread] = factor;
-
-            var tile_sum = 0.0;
-            var pending = carried_weight * factor;
-            left = carried_logit;
-            // No end of an active segment lies above the maximum; the others may, and are not used.
-            var p_left = exp(min(left - row_max, 0.0));
-            for (var c = 0u; c < STAGE; c++) {
-                let a = scores[row + c];
-                let node = node0 + i32(4u * c) + vec4(0, 1, 2, 3);
-                var weight: vec4<f32>;
-                if CONTINUOUS == 0u {
-                    let seen = (node >= vec4(own.x)) & (node <= vec4(own.y));
-                    weight = select(vec4(0.0), nan_exp(select(vec4(0.0), a - row_max, seen)), seen);
-                } else {
-                    let delta_t = load_intervals(place, node.x);
-                    let live = (node >= vec4(first_active)) & (node <= vec4(own.y)) & (delta_t > vec4(0.0));
-                    let p = exp(min(a - row_max, vec4(0.0)));
-                    let unit = segment_weights(a - vec4(left, a.xyz), vec4(p_left, p.xyz), p);
-                    let right = select(vec4(0.0), delta_t * unit.right, live);
-                    weight = select(vec4(0.0), delta_t * unit.left, live) + vec4(pending, right.xyz);
-                    pending = right.w;
-                    left = a.w;
-                    p_left = p.w;
-                }
-                tile_sum += weight.x + weight.y + weight.z + weight.w;
-                scores[row + c] = weight;
-            }
-            row_sum = row_sum * factor + tile_sum;
-            carried_logit = left;
-            carried_weight = pending;
+            row_factor[thread] = weigh(place, thread, own, node0, &carried);
         }
         workgroupBarrier();
 
@@ -269,57 +184,23 @@ fn main(
         for (var i = 0u; i < 4u * VALUE_STAGES; i++) {
             leave(left_at + 4u * i, sums[i]);
         }
-        leave(left_at + 16u * VALUE_STAGES, vec4(row_max, row_sum, carried_logit, carried_weight));
+        leave(left_at + 16u * VALUE_STAGES, vec4(carried.largest, carried.sum, carried.logit, carried.weight));
         // Of the number only matters whether it is 0.
-        workspace[left_at + 16u * VALUE_STAGES + 4u] = f32(min(row_active, 1u));
+        workspace[left_at + 16u * VALUE_STAGES + 4u] = f32(min(carried.seen, 1u));
         return;
     }
     if thread < BLOCK_Q {
-        row_factor[thread] = select(0.0, row_sum, row_active > 0u);
-        let row = row0 + thread;
-        if row < place.queries {
-            // A constant that is not finite is an error in WGSL; a variable's bits are not.
-            var lse_bits = 0xff800000u;
-            if row_active > 0u {
-                lse_bits = bitcast<u32>(row_max + nan_log(row_sum));
-            }
-            if SPLIT == 1u {
-                workspace[params.lse_partial + partial_row(task, row, split)] = bitcast<f32>(lse_bits);
-            } else if params.has_lse == 1u {
-                let base = params.lse.x + place.batch * params.lse.y + task.head * params.lse.z;
-                lse[base + (place.query0 + row) * params.lse.w] = bitcast<f32>(lse_bits);
-            }
-        }
+        row_factor[thread] = end_row(task, row0 + thread, split, carried);
     }
     workgroupBarrier();
-    let out_base = params.out.x + place.batch * params.out.y + task.head * params.out.z;
     for (var r = 0u; r < 4u; r++) {
         let row = row0 + 4u * y + r;
         if row >= place.queries {
             break;
         }
-        let nodes = visible_nodes(place, row);
-        let sum = row_factor[4u * y + r];
         for (var stage = 0u; stage < VALUE_STAGES; stage++) {
             let column = 4u * (stage * STAGE + x);
-            var result = vec4(0.0);
-            if CONTINUOUS == 1u && nodes.x == nodes.y {
-                // One node and no segment: the limit of a shrinking interval.
-                if SPLIT == 0u || nodes.x / params.split_nodes == split {
-                    result = load_v(v_of_head, nodes.x, column);
-                }
-            } else {
-                // Not `sum != 0.0`, which is false for a NaN: rows that see one must not look like rows of 0.
-                result = select(sums[4u * stage + r] / sum, vec4(0.0), sum == 0.0);
-            }
-            if SPLIT == 0u {
-                out_store4(out_base + (place.query0 + row) * params.out.w, column, params.value_dim, result);
-                continue;
-            }
-            let partial = params.out_partial + partial_row(task, row, split) * params.value_dim;
-            for (var c = 0u; c < 4u && column + c < params.value_dim; c++) {
-                workspace[partial + column + c] = result[c];
-            }
+            store_out(task, row, split, v_of_head, column, sums[4u * stage + r], row_factor[4u * y + r]);
         }
     }
 }

@@ -24,6 +24,7 @@ struct Inner {
     limits: wgpu::Limits,
     checked: bool,
     lanes: bool,
+    matrices: Option<Matrices>,
     work_budget: u64,
     software: bool,
     cache: Option<DiskCache>,
@@ -52,6 +53,13 @@ pub struct GpuOptions {
     pub checked: bool,
     /// Run what adapters without subgroups run: on software adapters many times slower, for tests and comparisons.
     pub no_subgroups: bool,
+    /// Let matrix units do products of tensors of f16, on adapters that have cooperative matrices: 16 x 16, f16
+    /// summed in f32, subgroups of one size. Others run as ever. Off by default, since it is unproven: no adapter
+    /// with cooperative matrices has run it yet.
+    pub cooperative_matrices: bool,
+    /// Run the kernels for matrix units with ordinary arithmetic in their place: very slow, for this crate's tests.
+    #[doc(hidden)]
+    pub emulated_matrices: bool,
     /// A folder for compiled pipelines, which a later process then need not compile: a file an adapter, read here and
     /// written by [`Gpu::save_pipelines`]. Drivers trust what they read: no one else may write there. Ignored where the
     /// backend has no pipeline cache (all but Vulkan; many drivers cache on their own).
@@ -96,6 +104,53 @@ pub(crate) const MIN_INVOCATIONS: u32 = 128;
 pub(crate) const SUBGROUPS: wgpu::Features = wgpu::Features::SUBGROUP.union(wgpu::Features::SUBGROUP_BARRIER);
 /// Invocations of a subgroup of a software adapter on 256-bit vectors.
 pub(crate) const LANES: u32 = 8;
+/// What kernels for matrix units need but for these.
+const HALVES: wgpu::Features = wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP);
+
+/// Workgroup memory they take at most, rows of 256 elements, and invocations, subgroups of 64.
+pub(crate) const MATRIX_WORKGROUP_BYTES: u32 = 32768;
+pub(crate) const MATRIX_INVOCATIONS: u32 = 256;
+
+/// What does the products of the kernels for matrix units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Matrices {
+    /// Invocations of a subgroup.
+    pub subgroup: u32,
+    /// Whether ordinary arithmetic stands in for matrix units.
+    pub emulated: bool,
+}
+
+impl Matrices {
+    /// What the options ask for, if the adapter has it.
+    fn of(adapter: &wgpu::Adapter, options: &GpuOptions) -> Option<Self> {
+        let info = adapter.get_info();
+        let has = |features| adapter.features().contains(features);
+        let limits = adapter.limits();
+        let invocations = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
+        if limits.max_compute_workgroup_storage_size < MATRIX_WORKGROUP_BYTES || invocations < MATRIX_INVOCATIONS {
+            return None;
+        }
+        if options.emulated_matrices && has(HALVES) {
+            // As on most GPUs; no operation of a subgroup is used.
+            return Some(Matrices { subgroup: 32, emulated: true });
+        }
+        let subgroup = info.subgroup_min_size;
+        let known = subgroup == info.subgroup_max_size && matches!(subgroup, 16 | 32 | 64);
+        let offered = options.cooperative_matrices
+            && has(HALVES | wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+            && adapter.cooperative_matrix_properties().iter().any(|matrix| {
+                (matrix.m_size, matrix.n_size, matrix.k_size) == (16, 16, 16)
+                    && matrix.ab_type == wgpu::CooperativeScalarType::F16
+                    && matrix.cr_type == wgpu::CooperativeScalarType::F32
+            });
+        (known && offered).then_some(Matrices { subgroup, emulated: false })
+    }
+
+    /// Features to request for it.
+    fn features(self) -> wgpu::Features {
+        if self.emulated { HALVES } else { HALVES | wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX }
+    }
+}
 
 impl Gpu {
     /// The best adapter: a discrete GPU before an integrated one before a virtual one before software.
@@ -124,16 +179,23 @@ impl Gpu {
             None => std::env::var("WGPU_ADAPTER_NAME").ok().filter(|name| !name.is_empty()).map(AdapterChoice::Name),
         };
         let adapter = &adapters[pick(&adapters.iter().map(wgpu::Adapter::get_info).collect::<Vec<_>>(), choice)?];
+        let matrices = Matrices::of(adapter, options);
+        let features = wanted_features(options) | matrices.map_or(wgpu::Features::empty(), Matrices::features);
+        let experimental_features = match matrices {
+            Some(Matrices { emulated: false, .. }) => trusted::experimental_features(),
+            _ => wgpu::ExperimentalFeatures::disabled(),
+        };
         let (device, queue) = adapter
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("continuous-attention"),
-                required_features: adapter.features() & wanted_features(options),
+                required_features: adapter.features() & features,
                 required_limits: wanted_limits(&adapter.limits()),
+                experimental_features,
                 ..Default::default()
             })
             .await
             .map_err(|error| Error::gpu(format!("opening {}", adapter.get_info().name), error))?;
-        Self::build(device, queue, options)
+        Self::build(device, queue, options, matrices)
     }
 
     /// Runs on the host's own device and queue. Neither its error handler nor its device-lost callback is touched.
@@ -146,15 +208,20 @@ impl Gpu {
     /// # Errors
     /// [`Error::Limit`] when the device was requested with less than WebGPU's default limits for compute shaders.
     pub fn from_wgpu(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
-        Self::build(device, queue, &GpuOptions::default())
+        Self::build(device, queue, &GpuOptions::default(), None)
     }
 
     /// As [`Gpu::from_wgpu`], with wgpu's shader checks (see [`GpuOptions::checked`]).
     pub fn from_wgpu_checked(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
-        Self::build(device, queue, &GpuOptions { checked: true, ..Default::default() })
+        Self::build(device, queue, &GpuOptions { checked: true, ..Default::default() }, None)
     }
 
-    fn build(device: wgpu::Device, queue: wgpu::Queue, options: &GpuOptions) -> Result<Self> {
+    fn build(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        options: &GpuOptions,
+        matrices: Option<Matrices>,
+    ) -> Result<Self> {
         let limits = device.limits();
         for (limit_name, limit, needed) in [
             ("max_storage_buffers_per_shader_stage", limits.max_storage_buffers_per_shader_stage, MAX_STORAGE_BUFFERS),
@@ -186,6 +253,7 @@ impl Gpu {
             limits,
             checked: options.checked,
             lanes,
+            matrices,
             work_budget: options.work_budget.unwrap_or_else(|| work_budget(info.device_type)),
             software: info.device_type == wgpu::DeviceType::Cpu,
             cache,
@@ -278,6 +346,11 @@ impl Gpu {
     /// Whether kernels whose workgroup is one subgroup of [`LANES`] suit this device: those of `shared/lanes.wgsl`.
     pub(crate) fn lanes(&self) -> bool {
         self.inner.lanes
+    }
+
+    /// What runs the kernels of `shared/matrix.wgsl`, if they are to run.
+    pub(crate) fn matrices(&self) -> Option<Matrices> {
+        self.inner.matrices
     }
 
     /// Floating-point operations that one dispatch may take.

@@ -45,6 +45,9 @@
 //! same, but for the workspace, which they see as vectors: there attention's sum their rows, EFLA's keep the running state
 //! and the matrix of a chunk.
 //!
+//! Kernels called `…_matrix` are for matrix units (`shared/matrix.wgsl`), `…_matrix_emulated` the same for tests.
+//! They bind the same, but for q, k and v, which they see as vectors of f16.
+//!
 //! All kernels of EFLA bind `table`, too. Parts of d_log_decay stand among the gates, for `reduce` to add up.
 //!
 //! `workspace` counts as an output wherever a kernel writes any part of it. In place: when initial_state and final_state
@@ -191,6 +194,12 @@ impl From<u64> for Load {
 }
 
 impl Load {
+    /// That of so many in one dispatch.
+    fn times(&self, count: u64) -> Self {
+        let (operations, rounds) = (self.operations.saturating_mul(count), self.rounds.saturating_mul(count));
+        Load { workgroups: self.workgroups, operations, rounds }
+    }
+
     /// Workgroups of one dispatch that keeps to the budget: at least one, and whole rows of the grid, since those that are
     /// too many in the last one would be done twice.
     fn workgroups_at_once(&self, budget: u64, limit: u64) -> u64 {
@@ -222,6 +231,11 @@ impl Steps {
         let within = |limit: u64, one: u64| limit.checked_div(one).unwrap_or(u64::MAX);
         let fitting = within(gpu.work_budget(), self.load.operations).min(within(gpu.loop_rounds(), self.load.rounds));
         fitting.min(self.count).max(1)
+    }
+
+    /// All of them as one.
+    pub fn whole(&self) -> Steps {
+        Steps { load: self.load.times(self.count), count: 1, left: 0 }
     }
 
     /// Elements of the workspace for what all workgroups leave; none if one dispatch does it all.
@@ -288,10 +302,14 @@ impl Call {
         for dispatch in 0..steps.count.div_ceil(at_once).max(1) {
             let first = dispatch * at_once;
             let count = at_once.min(steps.count - first);
-            let Load { workgroups, operations, rounds } = steps.load;
-            let load =
-                Load { workgroups, operations: operations.saturating_mul(count), rounds: rounds.saturating_mul(count) };
-            self.push(gpu, kernel, constants.clone(), &params(first as u32, count as u32), arguments, load)?;
+            self.push(
+                gpu,
+                kernel,
+                constants.clone(),
+                &params(first as u32, count as u32),
+                arguments,
+                steps.load.times(count),
+            )?;
         }
         Ok(())
     }

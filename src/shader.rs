@@ -37,6 +37,8 @@ pub(crate) enum Kind {
     Vectors,
     /// `array<u32>`.
     Words,
+    /// A tensor of f16 whose rows are whole vectors, `array<vec4<f16>>`: where the device computes in f16.
+    Halves,
     /// A tensor of any storage type, through the functions that [`compose`] writes for it.
     Stored,
 }
@@ -50,6 +52,11 @@ impl Binding {
     /// Whole numbers.
     pub const fn words(self) -> Self {
         Binding { kind: Kind::Words, ..self }
+    }
+
+    /// Vectors of 4 halves.
+    pub const fn halves(self) -> Self {
+        Binding { kind: Kind::Halves, ..self }
     }
 
     /// Vectors of 4 floats.
@@ -355,10 +362,18 @@ fn calls(text: &str, function: &str) -> bool {
         .any(|(at, _)| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
 }
 
+fn is_directive(line: &str) -> bool {
+    line.starts_with("enable ")
+}
+
 /// Writes the complete WGSL of a variant.
 pub(crate) fn compose(variant: &Variant) -> Composed {
     let mut text = String::new();
     let _ = writeln!(text, "// {}", variant.kernel.name);
+    // A file's directives come before all declarations.
+    for line in variant.kernel.files.iter().flat_map(|file| file.text.lines()).filter(|line| is_directive(line)) {
+        let _ = writeln!(text, "{line}");
+    }
     for (name, value) in &variant.constants {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
     }
@@ -373,6 +388,7 @@ pub(crate) fn compose(variant: &Variant) -> Composed {
         let element = match (binding.kind, format.dtype, format.vectors) {
             (Kind::Words, _, _) => "u32",
             (Kind::Vectors, _, _) => "vec4<f32>",
+            (Kind::Halves, _, _) => "vec4<f16>",
             (_, DType::F32, false) => "f32",
             (_, DType::F32, true) => "vec4<f32>",
             (_, _, false) => "u32",
@@ -392,7 +408,8 @@ pub(crate) fn compose(variant: &Variant) -> Composed {
     }
     let mut origins: Vec<_> = (1..=text.lines().count()).map(|line| ("generated prelude", line)).collect();
     for file in &files {
-        let lines: Vec<_> = file.text.lines().enumerate().map(|(index, line)| (index + 1, line)).collect();
+        let lines = file.text.lines().enumerate().map(|(index, line)| (index + 1, line));
+        let lines: Vec<_> = lines.filter(|(_, line)| !is_directive(line)).collect();
         let mut unrolled = Vec::new();
         unroll(&lines, &variant.constants, &mut unrolled);
         for (number, line) in unrolled {

@@ -25,6 +25,13 @@ pub(crate) fn shader_module(device: &wgpu::Device, label: &str, source: &str, ch
     }
 }
 
+/// Leave to request wgpu's experimental features.
+pub(crate) fn experimental_features() -> wgpu::ExperimentalFeatures {
+    // SAFETY: asked for only where the caller set `GpuOptions::cooperative_matrices`, for cooperative matrices alone. The
+    // kernels that use them read and write workgroup memory inside of its arrays, with every invocation at every operation.
+    unsafe { wgpu::ExperimentalFeatures::enabled() }
+}
+
 /// A pipeline cache that starts with what [`Gpu::save_pipelines`](crate::Gpu::save_pipelines) wrote, if the driver can use
 /// that.
 pub(crate) fn pipeline_cache(device: &wgpu::Device, data: Option<&[u8]>) -> wgpu::PipelineCache {

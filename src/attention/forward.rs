@@ -1,5 +1,6 @@
 //! The forward pass: plan, bind, record.
 
+use super::matrix;
 use super::operands::{AttentionParams, BLOCK_K, BLOCK_Q, Blocks, FEW_ROWS, Tiles, check_sizes, packed_elements};
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Lengths, Method, Sink};
 use crate::error::{Error, Result};
@@ -18,6 +19,7 @@ pub(crate) static FORWARD: Kernel = Kernel {
         wgsl!("shared/segment_weights.wgsl"),
         wgsl!("shared/attention.wgsl"),
         wgsl!("shared/attention_tile.wgsl"),
+        wgsl!("shared/attention_rows.wgsl"),
         wgsl!("attention_forward.wgsl"),
     ],
     params: &AttentionParams::LAYOUT,
@@ -126,7 +128,8 @@ pub(crate) fn workgroup_bytes(block_q: usize) -> u32 {
 /// workgroup's sums would take too many registers.
 pub(super) fn table_rows(gpu: &Gpu, config: &AttentionConfig) -> usize {
     let fits = workgroup_bytes(64) <= gpu.limits().max_compute_workgroup_storage_size;
-    let wide = fits && config.value_dim <= 128 && !gpu.is_software();
+    // Matrix units have tiles of 32.
+    let wide = fits && config.value_dim <= 128 && !gpu.is_software() && gpu.matrices().is_none();
     config.block_q.unwrap_or(if wide { 64 } else { BLOCK_Q })
 }
 
@@ -343,7 +346,10 @@ impl<'a> Pass<'a> {
         let operands = tensors.operands();
         let all = self.all.of(workspace);
         let packed = operands.pack(gpu, call, &all)?;
-        let lanes = self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
+        // Of a few rows most of a matrix's would not exist.
+        let matrices = gpu.matrices().filter(|_| self.blocks.block_q == BLOCK_Q && matrix::suits(tensors));
+        let lanes =
+            matrices.is_none() && self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
         let (splits, split_nodes) = if lanes { (1, 0) } else { self.splits };
         let params = AttentionParams {
             out: tensors.out.layout(limits),
@@ -378,7 +384,12 @@ impl<'a> Pass<'a> {
             return call.push_steps(gpu, (&FORWARD_LANES, constants), of_steps, &arguments, &steps);
         }
         let constants = constants(config.method, config.value_dim, self.blocks.block_q, self.blocks.constants(), split);
-        call.push_steps(gpu, (&FORWARD, constants), of_steps, &arguments, &steps)?;
+        let (kernel, steps) = match matrices {
+            // It walks all its tiles at once.
+            Some(matrices) => (matrix::kernel(matrices, config.head_dim, constants), steps.whole()),
+            None => ((&FORWARD, constants), steps),
+        };
+        call.push_steps(gpu, kernel, of_steps, &arguments, &steps)?;
         if split {
             let AttentionShape { batch, heads, queries, .. } = self.shape;
             let vectors = batch as u64 * heads as u64 * queries as u64 * config.value_dim.div_ceil(4) as u64;

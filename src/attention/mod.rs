@@ -2,6 +2,7 @@
 
 pub(crate) mod backward;
 pub(crate) mod forward;
+pub(crate) mod matrix;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) mod measure;
 pub(crate) mod merge;

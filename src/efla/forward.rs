@@ -1,6 +1,7 @@
 //! The forward pass, chunked and recurrent: plan, bind, record.
 
 use super::call::{EflaParams, Packing, Scratch, Sizes, check_packing, check_sizes};
+use super::matrix;
 use super::scan::{left_elements, steps};
 use super::{Efla, EflaConfig, EflaShape, EflaTensors, Form};
 use crate::error::{Error, Result};
@@ -199,7 +200,11 @@ pub(super) fn knows_lanes(gpu: &Gpu, config: &EflaConfig) -> bool {
 /// products cost more than the state's, and it may wipe out so much of the state that the rounding of the rest shows.
 pub(crate) fn chunk_length(gpu: &Gpu, config: &EflaConfig) -> Result<usize> {
     let limit = gpu.limits().max_compute_workgroup_storage_size;
-    let longest = if limit >= workgroup_bytes(64) && !knows_lanes(gpu, config) { 64 } else { LANES_CHUNK };
+    let longest = match gpu.matrices() {
+        Some(_) => matrix::CHUNK,
+        None if limit >= workgroup_bytes(64) && !knows_lanes(gpu, config) => 64,
+        None => LANES_CHUNK,
+    };
     let chunk = config.chunk.unwrap_or(config.key_dim.next_power_of_two().clamp(16, longest));
     if workgroup_bytes(chunk) > limit {
         return Err(Error::Limit {
@@ -539,12 +544,20 @@ impl<'a> Pass<'a> {
         };
 
         let sizes = &self.sizes;
-        let lanes = self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
+        let chunk = self.efla.chunk();
+        let chunked = config.form == Form::Chunked;
+        let matrices = gpu.matrices().filter(|_| chunked && matrix::suits(chunk, tensors));
+        let lanes =
+            matrices.is_none() && self.lanes && suits_lanes(&[&tensors.q, &tensors.k, &tensors.v, &tensors.out]);
         for (kernel, constants) in
             self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1).kernels(config.form)
         {
+            let (kernel, constants) = match matrices {
+                Some(matrices) => matrix::kernel(matrices, kernel, constants),
+                None => (kernel, constants),
+            };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
-            if let Some(steps) = steps(kernel.name, sizes, self.groups, self.efla.chunk()) {
+            if let Some(steps) = steps(kernel.name, sizes, self.groups, chunk) {
                 let params = |first_step, steps| {
                     // Token by token the state stands where the dispatch before left it.
                     let handed_on = config.form == Form::Recurrent && first_step > 0;
@@ -556,7 +569,7 @@ impl<'a> Pass<'a> {
             }
             let load = match kernel.name {
                 "efla_gates" => gates_workgroups(sizes).into(),
-                _ => chunk_load(sizes, self.efla.chunk()),
+                _ => chunk_load(sizes, chunk),
             };
             call.push(gpu, kernel, constants, &common, &arguments, load)?;
         }

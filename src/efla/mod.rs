@@ -31,6 +31,7 @@
 pub(crate) mod backward;
 mod call;
 pub(crate) mod forward;
+pub(crate) mod matrix;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) mod measure;
 mod scan;

@@ -13,9 +13,33 @@ use crate::attention::{self, AttentionConfig, Method, Sink};
 use crate::copy;
 use crate::efla::forward::Build;
 use crate::efla::{self, Form};
-use crate::gpu::{MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES};
+use crate::gpu::{
+    MATRIX_INVOCATIONS, MATRIX_WORKGROUP_BYTES, MAX_STORAGE_BUFFERS, MIN_INVOCATIONS, MIN_WORKGROUP_BYTES, Matrices,
+};
 use crate::rotary;
 use crate::tensor::DType;
+
+/// What a variant needs besides WebGPU's defaults; for each there is a twin that needs nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    /// `…_lanes`.
+    Subgroups,
+    /// `…_matrix`.
+    Matrices,
+    /// The same without matrix units.
+    Halves,
+}
+
+fn needs(variant: &Variant) -> Needs {
+    let has = |constant: &str| variant.constants.iter().any(|(name, _)| *name == constant);
+    match variant.kernel.name.ends_with("_emulated") {
+        _ if has("LANES") => Needs::Subgroups,
+        true => Needs::Halves,
+        false if has("SUBGROUP") => Needs::Matrices,
+        false => Needs::Nothing,
+    }
+}
 
 type Compiled = (&'static Kernel, Constants);
 
@@ -44,6 +68,15 @@ fn kernels() -> Vec<Compiled> {
             }
         }
         for value_dim in dims {
+            for head_dim in [32, value_dim, 256] {
+                let variants =
+                    [(0, false, 16, false), (1, true, 32, false), (0, true, 64, false), (1, false, 32, true)];
+                for (ragged, split, subgroup, emulated) in variants {
+                    let constants = attention::forward::constants(method, value_dim, 32, ("RAGGED", ragged), split);
+                    let matrices = Matrices { subgroup, emulated };
+                    kernels.push(attention::matrix::kernel(matrices, head_dim, constants));
+                }
+            }
             for (block_q, ragged, split) in [(32, 0, false), (64, 0, false), (8, 0, true), (32, 1, true)] {
                 let constants = attention::forward::constants(method, value_dim, block_q, ("RAGGED", ragged), split);
                 kernels.push((&attention::forward::FORWARD, constants));
@@ -68,6 +101,11 @@ fn kernels() -> Vec<Compiled> {
                     let backward = efla::backward::kernels(build);
                     kernels.extend(backward.into_iter().map(|(_, kernel, constants)| (kernel, constants)));
                 }
+            }
+            for (subgroup, emulated) in [(16, false), (32, false), (64, false), (32, true)] {
+                let build = Build { chunk: 32, key_dim, gated, ragged, lanes: false, grouped: false };
+                let matrices = Matrices { subgroup, emulated };
+                kernels.push(efla::matrix::kernel(matrices, &efla::forward::OUTPUT, build.products()));
             }
             if !gated {
                 let build = Build { chunk: 32, key_dim, gated, ragged, lanes: true, grouped: false };
@@ -110,9 +148,8 @@ fn declarations_match_the_host() {
     for variant in variants() {
         check(&variant);
         checked += 1;
-        // Browsers have no barrier of a subgroup: what needs one never runs there.
-        let lanes = variant.constants.iter().any(|(name, _)| *name == "LANES");
-        if let Some(file) = file.as_mut().filter(|_| !lanes) {
+        // Browsers have neither barriers of a subgroup nor matrix units: what needs them never runs there.
+        if let Some(file) = file.as_mut().filter(|_| needs(&variant) == Needs::Nothing) {
             let Variant { kernel, constants, writable_inputs, formats } = &variant;
             let constants: String = constants.iter().map(|(name, value)| format!(" {name}={value}")).collect();
             let stored = kernel.bindings.iter().position(Binding::is_stored).map(|index| formats[index]);
@@ -140,9 +177,13 @@ fn check(variant: &Variant) {
     let module = naga::front::wgsl::parse_str(&composed.text)
         .unwrap_or_else(|error| panic!("{name}: {}", composed.locate(&error.emit_to_string(&composed.text))));
     // No optional capability, so that every adapter can run the variant; but for the kernels with a twin that needs none.
-    let lanes = variant.constants.iter().any(|(name, _)| *name == "LANES");
-    let capabilities =
-        if lanes { Capabilities::SUBGROUP | Capabilities::SUBGROUP_BARRIER } else { Capabilities::empty() };
+    let halves = Capabilities::SHADER_FLOAT16 | Capabilities::SUBGROUP;
+    let capabilities = match needs(variant) {
+        Needs::Nothing => Capabilities::empty(),
+        Needs::Subgroups => Capabilities::SUBGROUP | Capabilities::SUBGROUP_BARRIER,
+        Needs::Matrices => halves | Capabilities::COOPERATIVE_MATRIX,
+        Needs::Halves => halves,
+    };
     Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
         .unwrap_or_else(|error| panic!("{name} {:?}: {error:?}", variant.constants));
@@ -184,17 +225,18 @@ fn check(variant: &Variant) {
         assert_eq!(variable.space, AddressSpace::Storage { access }, "{name}.{}", expected.name);
     }
 
-    // What an adapter with default limits offers; chunks of 64 tokens and tiles of 64 rows say what they need.
+    // What an adapter with default limits offers; chunks of 64 tokens, tiles of 64 rows and matrix units say what they need.
     let constant =
         |wanted| variant.constants.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value as usize);
-    let limit = match (constant("CHUNK"), constant("BLOCK_Q")) {
-        (Some(64), _) => efla::forward::workgroup_bytes(64),
-        (_, Some(64)) => attention::forward::workgroup_bytes(64),
-        _ => MIN_WORKGROUP_BYTES,
+    let (limit, most) = match needs(variant) {
+        Needs::Matrices | Needs::Halves => (MATRIX_WORKGROUP_BYTES, MATRIX_INVOCATIONS),
+        _ if constant("CHUNK") == Some(64) => (efla::forward::workgroup_bytes(64), MIN_INVOCATIONS),
+        _ if constant("BLOCK_Q") == Some(64) => (attention::forward::workgroup_bytes(64), MIN_INVOCATIONS),
+        _ => (MIN_WORKGROUP_BYTES, MIN_INVOCATIONS),
     };
     assert!(workgroup_bytes <= limit, "{name} {:?}: {workgroup_bytes} bytes", variant.constants);
     let invocations: u32 = module.entry_points[0].workgroup_size.iter().product();
-    assert!(invocations <= MIN_INVOCATIONS, "{name}: {invocations} invocations");
+    assert!(invocations <= most, "{name}: {invocations} invocations");
 }
 
 /// Every kernel with all its constants, through naga's writers of what the backends compile, with wgpu's options: SPIR-V
@@ -214,18 +256,21 @@ fn every_backend_takes_every_variant() {
         if !seen.insert(text.clone()) {
             continue;
         }
-        let lanes = variant.constants.iter().any(|(name, _)| *name == "LANES");
+        let needs = needs(&variant);
         let module = naga::front::wgsl::parse_str(&text).unwrap();
         let info = Validator::new(ValidationFlags::all(), Capabilities::all()).validate(&module).unwrap();
         let checked = variant.writable_inputs != 0;
         written[0] += 1;
-        spirv(&module, &info, checked, lanes).unwrap_or_else(|error| panic!("{name} to SPIR-V: {error}"));
+        spirv(&module, &info, checked, needs).unwrap_or_else(|error| panic!("{name} to SPIR-V: {error}"));
         written[1] += 1;
-        msl(&module, &info, checked, lanes, &variant).unwrap_or_else(|error| panic!("{name} to MSL: {error}"));
-        written[2] += 1;
-        hlsl(&module, &info, checked, lanes).unwrap_or_else(|error| panic!("{name} to HLSL: {error}"));
+        msl(&module, &info, checked, needs, &variant).unwrap_or_else(|error| panic!("{name} to MSL: {error}"));
+        // naga writes no cooperative matrices in these languages, and wgpu offers none.
+        if matches!(needs, Needs::Nothing | Needs::Subgroups) {
+            written[2] += 1;
+            hlsl(&module, &info, checked, needs).unwrap_or_else(|error| panic!("{name} to HLSL: {error}"));
+        }
         // wgpu offers no subgroups on OpenGL: `Gpu::lanes` is false there.
-        if !lanes {
+        if needs == Needs::Nothing {
             written[3] += 1;
             glsl(&module, &info, checked).unwrap_or_else(|error| panic!("{name} to GLSL: {error}"));
         }
@@ -245,10 +290,10 @@ fn bindings<T>(module: &naga::Module, target: impl Fn(AddressSpace, u32) -> T) -
     bound.filter_map(|(_, variable)| variable.binding.map(|at| (at, target(variable.space, at.binding)))).collect()
 }
 
-fn spirv(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool) -> Result<(), String> {
+fn spirv(module: &naga::Module, info: &ModuleInfo, checked: bool, needs: Needs) -> Result<(), String> {
     use naga::back::spv;
     let mut capabilities = vec![spv::Capability::Shader, spv::Capability::Matrix];
-    if lanes {
+    if needs != Needs::Nothing {
         capabilities.extend([
             spv::Capability::GroupNonUniform,
             spv::Capability::GroupNonUniformVote,
@@ -259,9 +304,23 @@ fn spirv(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool) -
             spv::Capability::GroupNonUniformQuad,
         ]);
     }
+    if matches!(needs, Needs::Matrices | Needs::Halves) {
+        capabilities.extend([
+            spv::Capability::Float16,
+            spv::Capability::StorageBuffer16BitAccess,
+            spv::Capability::UniformAndStorageBuffer16BitAccess,
+        ]);
+    }
+    if needs == Needs::Matrices {
+        capabilities.extend([spv::Capability::CooperativeMatrixKHR, spv::Capability::VulkanMemoryModel]);
+    }
     let options = spv::Options {
-        // Of Vulkan 1.0; there are subgroups from 1.1 on.
-        lang_version: if lanes { (1, 3) } else { (1, 0) },
+        // Of Vulkan 1.0; there are subgroups from 1.1 on, cooperative matrices from 1.3 on.
+        lang_version: match needs {
+            Needs::Nothing => (1, 0),
+            Needs::Subgroups | Needs::Halves => (1, 3),
+            Needs::Matrices => (1, 6),
+        },
         flags: spv::WriterFlags::LABEL_VARYINGS | spv::WriterFlags::FORCE_POINT_SIZE,
         fake_missing_bindings: false,
         binding_map: bindings(module, |_, binding| spv::BindingInfo {
@@ -285,7 +344,7 @@ fn spirv(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool) -
     Ok(())
 }
 
-fn msl(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool, variant: &Variant) -> Result<(), String> {
+fn msl(module: &naga::Module, info: &ModuleInfo, checked: bool, needs: Needs, variant: &Variant) -> Result<(), String> {
     use naga::back::msl;
     let resources = bindings(module, |space, binding| msl::BindTarget {
         buffer: Some(binding as u8),
@@ -299,7 +358,7 @@ fn msl(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool, var
     };
     let options = msl::Options {
         // The oldest that wgpu's features ask for.
-        lang_version: if lanes { (2, 4) } else { (2, 0) },
+        lang_version: if needs == Needs::Nothing { (2, 0) } else { (2, 4) },
         per_entry_point_map: [("main".to_string(), resources)].into_iter().collect(),
         fake_missing_bindings: false,
         bounds_check_policies: policies(checked),
@@ -317,11 +376,11 @@ fn msl(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool, var
     translated.entry_point_names.into_iter().try_for_each(|name| name.map(drop).map_err(|error| error.to_string()))
 }
 
-fn hlsl(module: &naga::Module, info: &ModuleInfo, checked: bool, lanes: bool) -> Result<(), String> {
+fn hlsl(module: &naga::Module, info: &ModuleInfo, checked: bool, needs: Needs) -> Result<(), String> {
     use naga::back::hlsl;
     let options = hlsl::Options {
         // What FXC, which every Windows has, can do; subgroups need DXC.
-        shader_model: if lanes { hlsl::ShaderModel::V6_0 } else { hlsl::ShaderModel::V5_1 },
+        shader_model: if needs == Needs::Subgroups { hlsl::ShaderModel::V6_0 } else { hlsl::ShaderModel::V5_1 },
         binding_map: bindings(module, |_, register| hlsl::BindTarget {
             register,
             restrict_indexing: checked,

@@ -25,6 +25,7 @@ mod faults;
 mod fuzz;
 mod fuzzing;
 mod given;
+mod matrix;
 mod nan;
 mod random;
 mod rotary;

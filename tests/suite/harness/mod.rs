@@ -38,6 +38,23 @@ pub fn plain_gpu() -> &'static Gpu {
     GPU.get_or_init(|| Gpu::with_options(&GpuOptions { no_subgroups: true, ..Default::default() }).unwrap())
 }
 
+/// Those whose kernels for matrix units run: one that emulates them, and one that has them, where there are any. An
+/// adapter without f16 has neither.
+pub fn matrix_gpus() -> &'static [Gpu] {
+    static GPUS: OnceLock<Vec<Gpu>> = OnceLock::new();
+    GPUS.get_or_init(|| {
+        let emulated = GpuOptions { emulated_matrices: true, ..Default::default() };
+        let real = GpuOptions { cooperative_matrices: true, ..Default::default() };
+        let needed =
+            [wgpu::Features::SHADER_F16, wgpu::Features::SHADER_F16 | wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX];
+        let gpus = [emulated, real].into_iter().zip(needed).map(|(options, needed)| {
+            let gpu = Gpu::with_options(&options).unwrap();
+            gpu.device().features().contains(needed).then_some(gpu)
+        });
+        gpus.flatten().collect()
+    })
+}
+
 /// How many random cases an operator gets.
 pub fn case_count(default: usize) -> usize {
     match std::env::var("CONTINUOUS_ATTENTION_CASES") {
