@@ -14,9 +14,7 @@
 // while the sum does not (1.3e-3 of out, against 2e-4). So S, V_new and P become x = x' + x'' of two f16, 22 bits, and
 // what they multiply all but x'' y''. Both halves fit into workgroup memory for chunks of 32, not of 64.
 //
-// The other kernels of the forward pass do without matrix units: what they compute goes into the state, of f32 and
-// carried on from chunk to chunk. Of their operands only K is f16 as it comes, and K Kᵀ is but a third of
-// efla_prepare.
+// efla_state does without matrix units: what it multiplies is the state, of f32 and carried on from chunk to chunk.
 //
 // A later token's NaN must not reach a row: elements of V_new that are not finite are staged as 0, and the rows that
 // see them get their products afterwards.
@@ -54,49 +52,10 @@ fn load_raw_query(place: Place, token: u32, column: u32) -> vec4<f16> {
     return q[(base + column) / 4u];
 }
 
-fn load_raw_key(place: Place, token: u32, column: u32) -> vec4<f16> {
-    if token >= place.tokens || column >= params.key_dim {
-        return vec4<f16>();
-    }
-    let base = params.k.x + place.batch * params.k.y + place.head * params.k.z + (place.first + token) * params.k.w;
-    return k[(base + column) / 4u];
-}
-
 // 4 columns of a row of all states [B, H_v, chunks, D_k, D_v].
 fn load_state(row: u32, column: u32) -> vec4<f32> {
     let at = row * params.value_dim + clamped(column, params.value_dim);
     return within(vec4(states[at.x], states[at.y], states[at.z], states[at.w]), column, params.value_dim);
-}
-
-fn not_finite(x: vec4<f32>) -> vec4<bool> {
-    return (bitcast<vec4<u32>>(x) & vec4(0x7f800000u)) == vec4(0x7f800000u);
-}
-
-// Sizes of the elements that are finite.
-fn sizes(x: vec4<f32>) -> vec4<f32> {
-    return select(abs(x), vec4(0.0), not_finite(x));
-}
-
-// Powers of 2 to divide by, none of which has a denormal inverse; 1 for 0.
-fn powers_of_two(x: vec4<f32>) -> vec4<f32> {
-    let power = min(bitcast<vec4<f32>>(bitcast<vec4<u32>>(x) & vec4(0x7f800000u)), vec4(8.507059e37));
-    return select(power, vec4(1.0), power == vec4(0.0));
-}
-
-fn stage_left(row: u32, column: u32, value: vec4<f16>) {
-    let at = row * LEFT_PITCH + column;
-    left_halves[at] = value.x;
-    left_halves[at + 1u] = value.y;
-    left_halves[at + 2u] = value.z;
-    left_halves[at + 3u] = value.w;
-}
-
-fn stage_right(row: u32, column: u32, value: vec4<f16>) {
-    let at = row * RIGHT_PITCH + column;
-    right_halves[at] = value.x;
-    right_halves[at + 1u] = value.y;
-    right_halves[at + 2u] = value.z;
-    right_halves[at + 3u] = value.w;
 }
 
 // x' where it belongs, x'' `rest` rows further down.
@@ -111,11 +70,6 @@ fn stage_queries(place: Place, token0: u32, column0: u32, thread: u32) {
         let column = 4u * (i % VECTORS);
         stage_left(i / VECTORS, column, load_raw_query(place, token0 + i / VECTORS, column0 + column));
     }
-}
-
-fn load_product(row: u32, c: u32) -> vec4<f32> {
-    let at = row * PRODUCT_PITCH + 4u * c;
-    return vec4(product[at], product[at + 1u], product[at + 2u], product[at + 3u]);
 }
 
 // `sum` and the products with the elements of V_new that are not finite, of the tokens up to `row`.

@@ -14,6 +14,7 @@ use crate::tensor::{TensorView, check_overlaps};
 pub(super) const GRID: File = wgsl!("shared/grid.wgsl");
 pub(super) const TILE: File = wgsl!("shared/efla_tile.wgsl");
 pub(super) const DECAY: File = wgsl!("shared/efla_decay.wgsl");
+pub(super) const INVERSE: File = wgsl!("shared/efla_inverse.wgsl");
 pub(super) const KEY: File = wgsl!("shared/efla_key.wgsl");
 pub(super) const PRODUCT: File = wgsl!("shared/efla_product.wgsl");
 pub(super) const QUERY: File = wgsl!("shared/efla_query.wgsl");
@@ -36,7 +37,8 @@ pub(crate) static GATES: Kernel = Kernel {
 };
 
 /// Also of the backward pass, which prepares and scans with the transpose.
-pub(super) const PREPARE_FILES: &[File] = &[GRID, TILE, DECAY, KEY, VALUE, UPDATES, wgsl!("efla_prepare.wgsl")];
+pub(super) const PREPARE_FILES: &[File] =
+    &[GRID, TILE, DECAY, KEY, VALUE, UPDATES, INVERSE, wgsl!("efla_prepare.wgsl")];
 pub(super) const STATE_FILES: &[File] = &[GRID, TILE, KEY, wgsl!("efla_state.wgsl")];
 
 pub(crate) static PREPARE: Kernel = Kernel {
@@ -553,8 +555,8 @@ impl<'a> Pass<'a> {
             self.efla.build(self.packing.is_ragged(), lanes, self.groups.0 > 1).kernels(config.form)
         {
             let (kernel, constants) = match matrices {
-                Some(matrices) => matrix::kernel(matrices, kernel, constants),
-                None => (kernel, constants),
+                Some(matrices) if matrix::multiplies(kernel, tensors) => matrix::kernel(matrices, kernel, constants),
+                _ => (kernel, constants),
             };
             let arguments: Vec<_> = kernel.bindings.iter().map(|binding| argument(binding.name)).collect();
             if let Some(steps) = steps(kernel.name, sizes, self.groups, chunk) {

@@ -105,7 +105,11 @@ fn kernels() -> Vec<Compiled> {
             for (subgroup, emulated) in [(16, false), (32, false), (64, false), (32, true)] {
                 let build = Build { chunk: 32, key_dim, gated, ragged, lanes: false, grouped: false };
                 let matrices = Matrices { subgroup, emulated };
-                kernels.push(efla::matrix::kernel(matrices, &efla::forward::OUTPUT, build.products()));
+                for (general, constants) in
+                    [(&efla::forward::PREPARE, build.prepare(false)), (&efla::forward::OUTPUT, build.products())]
+                {
+                    kernels.push(efla::matrix::kernel(matrices, general, constants));
+                }
             }
             if !gated {
                 let build = Build { chunk: 32, key_dim, gated, ragged, lanes: true, grouped: false };

@@ -5,7 +5,7 @@ use continuous_attention::reference::attention::{Inputs, forward_ragged, largest
 use continuous_attention::reference::compare::{Quantity, attention_factor, limit};
 use continuous_attention::{
     Attention, AttentionConfig, AttentionShape, AttentionTensors, Call, DType, Efla, EflaConfig, EflaShape,
-    EflaTensors, Gpu, GpuOptions, Lengths, Method, Sink, TensorView,
+    EflaTensors, Gpu, GpuOptions, Integrator, Lengths, Method, Sink, TensorView,
 };
 
 use crate::harness::{
@@ -228,31 +228,50 @@ fn only_rows_that_see_what_is_not_finite_are_spoiled() {
     }
 }
 
-/// Runs a case, q, k, v and out of it f16; the kernel for matrix units has to do the output.
-fn run_efla(gpu: &Gpu, case: &EflaCase) -> EflaOutput {
+/// Binds a case, q, k and out of it f16, with sequences packed at `cu_seqlens` if there are any.
+fn bind_efla(gpu: &Gpu, case: &EflaCase, cu_seqlens: &[usize], v: DType, [out, final_state]: [TensorView; 2]) -> Call {
     let EflaShape { batch, heads, value_heads, tokens } = case.shape;
     let EflaConfig { key_dim, value_dim, .. } = case.config;
     let input = |values: &[f32], dims: [usize; 4]| place(&dims).upload(gpu, values);
     let of_tokens = |values: &[f32]| Place::dense(DType::F32, &[batch, value_heads, tokens], 3).upload(gpu, values);
-    let out = place(&case.out_shape()).output(gpu);
-    let final_state = Place::dense(DType::F32, &case.state_shape(), 5).output(gpu);
     let state = Place::dense(DType::F32, &case.state_shape(), 7);
+    let efla = Efla::new(gpu, case.config).unwrap();
+    let (plan, cu_seqlens) = match cu_seqlens {
+        [] => (efla.plan(&case.shape), None),
+        _ => (efla.plan_packed(&case.shape, cu_seqlens), Some(cu_seqlens.to_vec())),
+    };
     let tensors = EflaTensors {
         log_decay: case.log_decay.as_deref().map(of_tokens),
         initial_state: case.initial_state.as_ref().map(|values| state.upload(gpu, values)),
-        final_state: Some(final_state.view()),
+        final_state: Some(final_state),
+        cu_seqlens,
         ..EflaTensors::new(
             input(&case.q, [batch, heads, tokens, key_dim]),
             input(&case.k, [batch, heads, tokens, key_dim]),
-            input(&case.v, [batch, value_heads, tokens, value_dim]),
+            Place::dense(v, &[batch, value_heads, tokens, value_dim], 12).upload(gpu, &case.v),
             of_tokens(&case.beta),
-            out.view(),
+            out,
         )
     };
-    let call = Efla::new(gpu, case.config).unwrap().plan(&case.shape).unwrap().bind(&tensors).unwrap();
-    assert!(runs(&call, "efla_output_matrix"), "{}", case.label());
+    plan.unwrap().bind(&tensors).unwrap()
+}
+
+/// Runs a case, v of it f16, too; kernels for matrix units have to do all but the scan.
+fn run_packed(gpu: &Gpu, case: &EflaCase, cu_seqlens: &[usize]) -> EflaOutput {
+    let [_, heads, key_dim, value_dim] = case.state_shape()[..] else { unreachable!() };
+    let sequences = if cu_seqlens.is_empty() { case.shape.batch } else { cu_seqlens.len() - 1 };
+    let out = place(&case.out_shape()).output(gpu);
+    let final_state = Place::dense(DType::F32, &[sequences, heads, key_dim, value_dim], 5).output(gpu);
+    let call = bind_efla(gpu, case, cu_seqlens, DType::F16, [out.view(), final_state.view()]);
+    for kernel in ["efla_prepare_matrix", "efla_output_matrix"] {
+        assert!(runs(&call, kernel), "{kernel}, {}", case.label());
+    }
     submit(gpu, &call);
     EflaOutput { out: out.read(gpu, &case.label()), final_state: final_state.read(gpu, &case.label()) }
+}
+
+fn run_efla(gpu: &Gpu, case: &EflaCase) -> EflaOutput {
+    run_packed(gpu, case, &[])
 }
 
 fn rounded_efla(mut case: EflaCase) -> EflaCase {
@@ -290,17 +309,74 @@ fn efla_chunks_and_options() {
     check_efla(gated.with_decay(|| [0.0, 0.1, 2.0, 1e30][strengths.usize(..4)]));
 }
 
+#[test]
+fn efla_dimensions_and_integrators() {
+    let mut rng = rng(12);
+    let integrators = [Integrator::Exact, Integrator::Euler, Integrator::RungeKutta2, Integrator::RungeKutta4];
+    for (at, (key_dim, value_dim)) in [(16, 128), (64, 64), (80, 16), (128, 80)].into_iter().enumerate() {
+        for (n, integrator) in integrators.into_iter().enumerate() {
+            let normalize_k = (at + n) % 2 == 1;
+            let config =
+                EflaConfig { key_dim, value_dim, integrator, normalize_k, chunk: Some(32), ..Default::default() };
+            let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 70 };
+            // Where |1 − γ| ≤ 0.9.
+            let steps = || if integrator == Integrator::Euler { 1.8 } else { 0.8 };
+            let case = EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng).with_steps(steps);
+            check_efla(case.clone());
+            if integrator == Integrator::Exact || n == at {
+                check_efla(case.with_decay(|| 0.05));
+            }
+        }
+    }
+}
+
+/// Packed sequences are like those by themselves.
+#[test]
+fn efla_packed_sequences() {
+    let mut rng = rng(13);
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 120 };
+    let config = EflaConfig { key_dim: 16, value_dim: 80, chunk: Some(32), ..Default::default() };
+    let case = rounded_efla(EflaCase::random(config, shape, &mut rng));
+    for case in [case.clone(), case.with_decay(|| 0.3)] {
+        for gpu in matrix_gpus() {
+            let cu_seqlens = [0, 40, 40, 73, 120];
+            let got = run_packed(gpu, &case, &cu_seqlens);
+            for (at, ends) in cu_seqlens.windows(2).enumerate() {
+                let [first, end] = *ends else { unreachable!() };
+                let rows = |values: &[f32], dim: usize| values[first * dim..end * dim].to_vec();
+                let alone = EflaCase {
+                    shape: EflaShape { tokens: end - first, ..shape },
+                    q: rows(&case.q, 16),
+                    k: rows(&case.k, 16),
+                    v: rows(&case.v, 80),
+                    beta: rows(&case.beta, 1),
+                    log_decay: case.log_decay.as_ref().map(|values| rows(values, 1)),
+                    ..case.clone()
+                };
+                let (want, label) = (alone.reference(), format!("sequence {at}, {}", case.label()));
+                judge(&label, "out", &rows(&got.out, 80), &want.out, limit(Quantity::Forward, DType::F16));
+                let state = &got.final_state[at * 16 * 80..][..16 * 80];
+                judge(&label, "final_state", state, &want.final_state, forward_limit());
+            }
+        }
+    }
+}
+
 /// Every update takes back the one before.
 #[test]
 fn efla_like_keys() {
     let mut rng = rng(11);
     let config = EflaConfig { key_dim: 16, value_dim: 16, chunk: Some(32), ..Default::default() };
     let shape = EflaShape { batch: 1, heads: 2, value_heads: 2, tokens: 150 };
-    for noise in [0.0, 1e-2] {
+    for (noise, decay) in [(0.0, None), (1e-3, None), (1e-2, None), (1e-2, Some(1e-3))] {
         let mut case = EflaCase::random(config, shape, &mut rng);
         let key = normal(&mut rng, 16);
         case.k.iter_mut().enumerate().for_each(|(at, x)| *x = key[at % 16] + noise * *x);
-        check_efla(case.with_steps(|| 20.0));
+        let case = case.with_steps(|| 20.0);
+        check_efla(match decay {
+            Some(decay) => case.with_decay(|| decay),
+            None => case,
+        });
     }
 }
 
@@ -317,18 +393,46 @@ fn efla_magnitudes() {
         });
     };
     for sizes in [[1e-4, 1e4], [1e-2, 1.0], [1e4, 1e4], [1e-3, 1e-3], [0.0, 1.0]] {
-        for which in 0..4 {
+        for which in 0..5 {
             let mut case = EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng);
             match which {
                 0 => scaled(&mut case.q, &sizes, &mut rng),
                 1 => scaled(&mut case.k, &sizes, &mut rng),
                 2 => scaled(&mut case.v, &sizes, &mut rng),
+                // Steps of short keys are large, and so values as large as keys write alike.
+                3 => {
+                    let mut same = rng.clone();
+                    scaled(&mut case.k, &sizes, &mut rng);
+                    scaled(&mut case.v, &sizes, &mut same);
+                }
                 _ => case.initial_state.as_mut().unwrap().iter_mut().for_each(|x| *x *= sizes[0]),
             }
-            if which == 1 && sizes[0] > 0.0 {
+            if [1, 3].contains(&which) && sizes[0] > 0.0 {
                 case = case.with_steps(|| 0.7);
             }
             check_efla(case);
+        }
+    }
+}
+
+/// Keys from the smallest that f16 can say to the largest.
+#[test]
+fn efla_key_lengths() {
+    let mut rng = rng(14);
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 2, tokens: 100 };
+    for (key_dim, normalize_k) in [(16, false), (16, true), (128, false)] {
+        // Short keys write large states: queries keep out within f16.
+        for (low, high, size) in [(-7.5, 4.6, 1e-4), (-7.0, -5.0, 1e-4), (4.0, 4.6, 1.0)] {
+            let config = EflaConfig { key_dim, value_dim: 16, normalize_k, chunk: Some(32), ..Default::default() };
+            let mut lengths = fastrand::Rng::with_seed(15);
+            let mut case = EflaCase::random(config, shape, &mut rng).with_initial_state(&mut rng);
+            case.q.iter_mut().for_each(|x| *x *= size);
+            let case = case.with_key_lengths(|| 10f64.powf(low + (high - low) * lengths.f64()));
+            let mut case = rounded_efla(case).with_steps(|| 0.7);
+            // Of keys that rounded to 0.
+            case.beta.iter_mut().filter(|beta| beta.is_infinite()).for_each(|beta| *beta = 1.0);
+            check_efla(case.clone());
+            check_efla(case.with_decay(|| 0.01));
         }
     }
 }
@@ -359,6 +463,12 @@ fn efla_tokens_before_what_is_not_finite() {
                 wanted.remove(2);
                 assert_eq!(got, wanted, "{label}");
             }
+            for (at, (got, wanted)) in values.final_state.iter().zip(&clean.final_state).enumerate() {
+                let label = format!("final_state {at}, {bad} in {token}, {}", case.label());
+                assert_eq!(got.to_bits() == wanted.to_bits(), at % DIM != 2, "{label}");
+                assert!(got.is_finite() == (at % DIM != 2) && !keys.final_state[at].is_finite(), "{label}");
+            }
+            assert_eq!(bits(&queries.final_state), bits(&clean.final_state));
         }
     }
 }
@@ -386,5 +496,14 @@ fn others_take_the_ordinary_kernels() {
         assert!(!ran(gpu, 18, 40, DType::F16), "rows that are no whole vectors");
         assert!(!ran(gpu, 16, 8, DType::F16), "few rows");
         assert!(!ran(gpu, 16, 40, DType::F32), "out of f32");
+    }
+    let config = EflaConfig { key_dim: 16, value_dim: 16, chunk: Some(32), ..Default::default() };
+    let shape = EflaShape { batch: 1, heads: 1, value_heads: 1, tokens: 40 };
+    let case = EflaCase::random(config, shape, &mut fastrand::Rng::with_seed(16));
+    for gpu in matrix_gpus() {
+        let out = place(&case.out_shape()).output(gpu);
+        let final_state = Place::dense(DType::F32, &case.state_shape(), 5).output(gpu);
+        let call = bind_efla(gpu, &case, &[], DType::F32, [out.view(), final_state.view()]);
+        assert!(runs(&call, "efla_output_matrix") && !runs(&call, "efla_prepare_matrix"), "values of f32");
     }
 }
