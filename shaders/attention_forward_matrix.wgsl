@@ -27,7 +27,7 @@ const OWN: u32 = BLOCK_Q * VECTORS / THREADS;
 
 const WEIGHT_SCALE: f32 = 32768.0;
 // A row's largest weight is at least this, or its weights do not count: reciprocals of subnormals are infinite.
-const LEAST: f32 = 1e-37;
+const LEAST: f32 = 1.2e-38;
 
 // Per row: factor on what was summed so far; at the end the integral Z, 0 where the row has none.
 var<workgroup> row_factor: array<f32, BLOCK_Q>;

@@ -144,7 +144,9 @@ fn main(
     if thread < CHUNK {
         query_norm[thread] = select(sqrt(square), 1.0, square == 0.0);
         let top = max(load_product(thread, 0u), load_product(thread, 1u));
-        token_scale[thread] = powers_of_two(vec4(max(max(top.x, top.y), max(top.z, top.w)))).x;
+        let size = max(max(top.x, top.y), max(top.z, top.w));
+        // A token of zeros doesn't matter.
+        token_scale[thread] = select(powers_of_two(vec4(size)).x, 0x1p-126f, size == 0.0);
     }
     workgroupBarrier();
     if thread < CHUNK {

@@ -1,5 +1,6 @@
 //! The rows of a tile by measurement.
 
+use super::operands::FEW_ROWS;
 use super::{Attention, AttentionConfig, AttentionShape, AttentionTensors, Method, Sink};
 use crate::error::Result;
 use crate::gpu::Gpu;
@@ -11,14 +12,16 @@ pub(crate) type Key = (Method, [usize; 2], bool, Option<usize>, AttentionShape);
 impl Attention {
     /// As [`Attention::new`], with the `block_q` (32 or 64) that takes a forward call of this shape, in f32, the least time on
     /// this device. It is measured once for each shape and kept by the [`Gpu`] and its clones: that allocates tensors of the
-    /// shape, submits work and waits for it. A configured `block_q` is kept as it is.
+    /// shape, submits work and waits for it. A configured `block_q` is kept as it is, and with at
+    /// most 8 queries or with matrix units there is nothing to choose.
     ///
     /// # Errors
     /// As [`Attention::new`], [`Attention::plan`] and [`AttentionPlan::bind`](super::AttentionPlan::bind).
     pub fn measured(gpu: &Gpu, config: AttentionConfig, shape: &AttentionShape) -> Result<Self> {
         config.validate()?;
         shape.validate()?;
-        if config.block_q.is_some() {
+        // Few rows have tiles of their own, and matrix units those of 32.
+        if config.block_q.is_some() || shape.queries <= FEW_ROWS || gpu.matrices().is_some() {
             return Self::new(gpu, config);
         }
         let key = (config.method, [config.head_dim, config.value_dim], config.causal, config.window, *shape);

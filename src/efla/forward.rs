@@ -514,11 +514,11 @@ impl<'a> Pass<'a> {
             left: self.scratch.left as u32,
             ..EflaParams::new(config, &self.shape, &self.sizes, &self.packing).with_state(&state, limits)
         };
-        if config.form == Form::Recurrent && params.has_final_state == 0 {
-            // Where the state goes from dispatch to dispatch, if there are several; no one else needs room for states.
+        if config.form == Form::Recurrent && params.has_final_state == 0 && self.scratch.has_left {
+            // Where the state goes from dispatch to dispatch; no one else needs room for states.
             let (keys, values) = (params.key_dim, params.value_dim);
             params.final_state = [0, params.value_heads * keys * values, keys * values, values];
-            params.has_final_state = self.scratch.has_left.into();
+            params.has_final_state = 1;
         }
         let common = params_buffer(gpu, "efla", &params);
         let table = self.packing.upload(gpu)?;

@@ -232,7 +232,9 @@ fn measured_rows_of_a_tile() {
     let configured = AttentionConfig { block_q: Some(32), ..config };
     assert_eq!(Attention::measured(gpu, configured, &shape).unwrap().config(), &configured);
     // Nothing to measure is no reason to fail.
-    Attention::measured(gpu, config, &AttentionShape { queries: 0, ..shape }).unwrap();
+    Attention::measured(gpu, config, &AttentionShape { keys: 0, ..shape }).unwrap();
+    let few = Attention::measured(gpu, config, &AttentionShape { queries: 8, ..shape }).unwrap();
+    assert_eq!(few.config().block_q, None);
     let error = Attention::measured(gpu, AttentionConfig { head_dim: 0, ..config }, &shape).unwrap_err().to_string();
     assert!(error.contains("head_dim"), "{error}");
 }
