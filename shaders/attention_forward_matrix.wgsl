@@ -53,11 +53,6 @@ fn v_load4(base: u32, column: u32, end: u32) -> vec4<f32> {
     return select(vec4(0.0), vec4<f32>(v[(base + min(column, end - 4u)) / 4u]), column < end);
 }
 
-fn load_product(row: u32, c: u32) -> vec4<f32> {
-    let at = row * PRODUCT_PITCH + 4u * c;
-    return vec4(product[at], product[at + 1u], product[at + 2u], product[at + 3u]);
-}
-
 fn load_logits(row: u32, c: u32) -> vec4<f32> {
     return load_product(row, c) * params.scale;
 }
@@ -68,26 +63,6 @@ fn store_weights(row: u32, c: u32, weights: vec4<f32>) {
     product[at + 1u] = weights.y;
     product[at + 2u] = weights.z;
     product[at + 3u] = weights.w;
-}
-
-fn stage_left(row: u32, column: u32, value: vec4<f16>) {
-    let at = row * LEFT_PITCH + column;
-    left_halves[at] = value.x;
-    left_halves[at + 1u] = value.y;
-    left_halves[at + 2u] = value.z;
-    left_halves[at + 3u] = value.w;
-}
-
-fn stage_right(row: u32, column: u32, value: vec4<f16>) {
-    let at = row * RIGHT_PITCH + column;
-    right_halves[at] = value.x;
-    right_halves[at + 1u] = value.y;
-    right_halves[at + 2u] = value.z;
-    right_halves[at + 3u] = value.w;
-}
-
-fn not_finite(x: vec4<f32>) -> vec4<bool> {
-    return (bitcast<vec4<u32>>(x) & vec4(0x7f800000u)) == vec4(0x7f800000u);
 }
 
 // `sum` and the products with the values that are not finite, of the nodes that a row (the workgroup's `row`) sees.

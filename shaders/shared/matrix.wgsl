@@ -1,24 +1,9 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 // Products of 16 x 16 matrices that a subgroup holds together: operands of f16, sums of f32. matrix_emulated.wgsl has
-// the same functions without matrix units.
+// the same functions without matrix units, matrix_tiles.wgsl where operands come from and sums go.
 //
-// Operands come from two workgroup arrays and sums go to a third, since functions take no pointer to workgroup
-// memory. A kernel says how large they are: LEFT_ROWS, LEFT_COLUMNS, RIGHT_ROWS; the others have 32 columns.
-// Matrix units want rows and pitches at multiples of 16 bytes; the sizes of all workgroup arrays are such, too, so that
-// each starts at one. Every invocation of a workgroup has to get to every call. No subgroup arithmetic beside them: it
-// crashed a driver.
-
-// Rows and columns of a matrix.
-const SIDE: u32 = 16u;
-// Elements from a row to the next: some more than there are, so that rows start in different memory banks.
-const LEFT_PITCH: u32 = LEFT_COLUMNS + 8u;
-const RIGHT_PITCH: u32 = 40u;
-const PRODUCT_PITCH: u32 = 36u;
-
-var<workgroup> left_halves: array<f16, LEFT_ROWS * LEFT_PITCH>;
-var<workgroup> right_halves: array<f16, RIGHT_ROWS * RIGHT_PITCH>;
-var<workgroup> product: array<f32, LEFT_ROWS * PRODUCT_PITCH>;
+// Every invocation of a workgroup has to get to every call. No subgroup arithmetic beside them: it crashed a driver.
 
 alias LeftMatrix = coop_mat16x16<f16, A>;
 alias RightMatrix = coop_mat16x16<f16, B>;

@@ -4,15 +4,6 @@ enable f16;
 // matrix of sums. Operands are read when they are multiplied: until then a kernel may not overwrite them. Rounds of loops
 // are not counted here, though llvmpipe leaves them after 65,535: tests keep to small shapes.
 
-const SIDE: u32 = 16u;
-const LEFT_PITCH: u32 = LEFT_COLUMNS + 8u;
-const RIGHT_PITCH: u32 = 40u;
-const PRODUCT_PITCH: u32 = 36u;
-
-var<workgroup> left_halves: array<f16, LEFT_ROWS * LEFT_PITCH>;
-var<workgroup> right_halves: array<f16, RIGHT_ROWS * RIGHT_PITCH>;
-var<workgroup> product: array<f32, LEFT_ROWS * PRODUCT_PITCH>;
-
 // Where it starts.
 alias LeftMatrix = u32;
 // Where it starts; how far apart its rows are, and its columns.

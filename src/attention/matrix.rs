@@ -23,6 +23,7 @@ macro_rules! forward {
         Kernel {
             name: $name,
             files: &[
+                wgsl!("shared/matrix_tiles.wgsl"),
                 wgsl!($products),
                 wgsl!("shared/grid.wgsl"),
                 wgsl!("shared/exp.wgsl"),

@@ -34,7 +34,16 @@ macro_rules! prepare {
     ($name:literal, $products:literal) => {
         Kernel {
             name: $name,
-            files: &[wgsl!($products), GRID, TILE, DECAY, MATRIX, INVERSE, wgsl!("efla_prepare_matrix.wgsl")],
+            files: &[
+                wgsl!("shared/matrix_tiles.wgsl"),
+                wgsl!($products),
+                GRID,
+                TILE,
+                DECAY,
+                MATRIX,
+                INVERSE,
+                wgsl!("efla_prepare_matrix.wgsl"),
+            ],
             params: &EflaParams::LAYOUT,
             bindings: PREPARE_BINDINGS,
         }
@@ -45,7 +54,16 @@ macro_rules! output {
     ($name:literal, $products:literal) => {
         Kernel {
             name: $name,
-            files: &[wgsl!($products), GRID, TILE, DECAY, MATRIX, UPDATES, wgsl!("efla_output_matrix.wgsl")],
+            files: &[
+                wgsl!("shared/matrix_tiles.wgsl"),
+                wgsl!($products),
+                GRID,
+                TILE,
+                DECAY,
+                MATRIX,
+                UPDATES,
+                wgsl!("efla_output_matrix.wgsl"),
+            ],
             params: &EflaParams::LAYOUT,
             bindings: OUTPUT_BINDINGS,
         }
