@@ -237,7 +237,7 @@ pub(super) struct Scratch {
     pub states: Part,
     /// Where the groups start among the states, in elements.
     pub group_states: u64,
-    /// Where, there too, the states of workgroups that stopped, in elements.
+    /// Where, there too, the states of workgroups with steps to come stand, in elements; whether any do.
     pub left: u64,
     pub has_left: bool,
 }
